@@ -58,7 +58,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import names at first use: `import torch` imports this package (see `compcoll.torch`) and must stay fast."""
+    """Import a public name on first use, since `import torch` imports this package, too (see `compcoll.torch`)."""
     if name in ("errors", "sparse"):
         return import_module(f".{name}", __name__)
     homes = {each: home for home, names in _HOMES.items() for each in names.split()}

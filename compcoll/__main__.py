@@ -17,25 +17,25 @@ COMMANDS = {
     "simulate": "how long allreduces would take on a network that is not there, for thousands of ranks",
     "tune": "measure links, codecs and MPI, and store a profile for algorithm=auto (under mpirun)",
 }
-"""The purposes of the commands: modules of `compcoll.tools`, with ``DESCRIPTION``, ``EXAMPLE``, ``add_arguments``
-and ``run``.
+"""The help texts of the commands. Each command is a module of `compcoll.tools` that defines ``DESCRIPTION``,
+``EXAMPLE``, ``add_arguments`` and ``run``.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command and return the exit status of the process.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        The command line's by default.
+        The command's name and its arguments; by default those of the command line.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="python -m compcoll", description="Compressed MPI collectives: tools.")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, purpose in COMMANDS.items():
         command = subparsers.add_parser(name, help=purpose)
-        # Some commands start MPI: only the one that is asked for is loaded.
+        # Import only the requested command, since some commands start MPI.
         if given and given[0] == name:
             tool = import_module(f".tools.{name}", "compcoll")
             command.description, command.epilog = tool.DESCRIPTION, f"example: {tool.EXAMPLE}"

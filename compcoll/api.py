@@ -16,7 +16,7 @@ from .transports.mpi import MPITransport
 
 
 def _give_back(owner: MPI.Comm, key: int, kept: Communicator) -> None:
-    """Free the cached communicator when MPI frees the mpi4py communicator that holds it. Collective."""
+    """Free a cached `Communicator` when its MPI communicator is freed. Collective."""
     _world.clear()
     if not MPI.Is_finalized():
         kept.free()
@@ -25,11 +25,11 @@ def _give_back(owner: MPI.Comm, key: int, kept: Communicator) -> None:
 _KEY = MPI.Comm.Create_keyval(delete_fn=_give_back)
 
 _world: list[Communicator] = []
-"""The cached communicator of MPI.COMM_WORLD, if there is one: MPI's attribute lookup takes 0.3 µs."""
+"""The `Communicator` of MPI.COMM_WORLD, once created; a second cache, since MPI's attribute lookup takes 0.3 µs."""
 
 
 def get_communicator(comm: MPI.Comm | None = None, timeout: float | None = None) -> Communicator:
-    """Return the `Communicator` that these functions use for an MPI communicator.
+    """Return the `Communicator` that the functions of `compcoll` use for an MPI communicator.
 
     The first call creates it, collectively. It lives until the MPI communicator is freed.
 
@@ -58,7 +58,7 @@ def get_communicator(comm: MPI.Comm | None = None, timeout: float | None = None)
             _world.append(get_communicator(MPI.COMM_WORLD, timeout))
         return _world[0]
     if isinstance(comm, Communicator):
-        raise InvalidArgument("comm is a compcoll.Communicator, which has settings of its own: call its methods")
+        raise InvalidArgument("comm is a compcoll.Communicator: call its methods instead, such as comm.allreduce(x)")
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
     check_alive()
@@ -91,21 +91,21 @@ def allreduce(
     ----------
     x : numpy.ndarray, torch.Tensor, jax.Array, memoryview, cupy.ndarray …
         This rank's values: C-contiguous, of any shape, in host memory or on a GPU (see docs/gpu.md). Host arrays may
-        come from NumPy or anything with DLPack or the buffer protocol; they are used in place, but copied if not
-        aligned. With a codec: float16, bfloat16 (ml_dtypes), float32 or float64. Without: every type that MPI knows,
-        and both 16-bit floats. 16-bit floats are added in float32, see docs/algorithms.md.
+        come from NumPy or anything with DLPack or the buffer protocol. They are used without a copy if they are
+        aligned. With a codec: float16, bfloat16 (ml_dtypes), float32 or float64. Without a codec: every type that MPI
+        can send, float16 and bfloat16. 16-bit floats are added in float32, see docs/algorithms.md.
     op : str or mpi4py.MPI.Op
         ``"sum"`` or ``"mean"`` (also ``"avg"``). Without a codec also ``"max"``, ``"min"``, ``"prod"``, the logical
         and bitwise operations, and MPI's predefined operations.
     codec : str or Codec, optional
         A name such as ``"zfp"``, ``"minmax"`` or ``"qsgd"`` (see `list_codecs`), with the codec's options as further
-        arguments; or a codec such as ``ZFP(rate=8)``. None sends the values uncompressed. ``"auto"`` chooses the codec
-        as well and needs ``tolerance=``, the relative error that the result may have: see docs/model.md. ``"topk"``
-        and the other sparse codecs send a few elements of the whole buffer: see docs/sparse.md.
+        arguments; or a codec such as ``ZFP(rate=8)``. None sends the values uncompressed. With ``"auto"`` the cost
+        model also chooses the codec, and ``tolerance=`` gives the largest relative error of the result: see
+        docs/model.md. ``"topk"`` and the other sparse codecs send only some elements: see docs/sparse.md.
     algorithm : str
-        ``"auto"`` takes the algorithm that a cost model predicts to be fastest; it may leave the codec out, see
-        `Communicator.stats`. Other names, such as ``"ring"`` and ``"native"`` (MPI's own), and the collectives that
-        each algorithm runs: docs/algorithms.md.
+        ``"auto"`` takes the algorithm that a cost model predicts to be fastest. It may send values uncompressed in
+        spite of ``codec``; `Communicator.stats` shows what ran. Other names, such as ``"ring"`` and ``"native"`` (MPI's
+        own), and the collectives of each algorithm: docs/algorithms.md.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; MPI.COMM_WORLD by default.
     out : array, optional
@@ -113,8 +113,8 @@ def allreduce(
     feedback : ErrorFeedback, optional
         Keeps the residual (what compression loses) and adds it to the next call's values.
     **codec_options
-        Configuration of a codec given by name, such as ``rate=8``. Also ``timeout=``, the seconds without progress
-        after which the call raises. For arrays on a GPU also ``stream=``, by default the current stream.
+        Options of a codec given by name, such as ``rate=8``. Also ``timeout=``, the seconds without progress after
+        which the call raises `PeerTimeout`. For arrays on a GPU also ``stream=``, by default the current stream.
 
     Returns
     -------
@@ -126,12 +126,12 @@ def allreduce(
     Raises
     ------
     CompcollError
-        See `compcoll.errors`. ``x`` is unchanged.
+        See `compcoll.errors`. ``x`` is unchanged, unless it is also ``out`` and the error came during the reduction.
 
     Notes
     -----
-    With one rank the result is a copy. An encoding's error enters the result p times with ``"ring"``, log2 p times
-    with ``"recursive_doubling"`` and twice with ``"direct"``: see docs/algorithms.md.
+    With one rank the result is a copy. With p ranks, the errors of p encodings add up in the result of ``"ring"``,
+    those of log2 p encodings with ``"recursive_doubling"``, and of two with ``"direct"``: see docs/algorithms.md.
 
     Examples
     --------
@@ -211,7 +211,7 @@ def allgather(
     out: Any = None,
     **codec_options: Any,
 ) -> Any:
-    """Stack the arrays of all ranks; every rank gets the same bits, also for its own array.
+    """Stack the arrays of all ranks. Every rank gets the same bits: with a codec, its own array is decoded, too.
 
     Parameters are those of `allreduce`; all ranks' arrays must have the same shape.
 
@@ -269,7 +269,7 @@ def bcast(
 ) -> Any:
     """Broadcast the root's array. With a codec, the root also gets the decoded values, as all other ranks do.
 
-    Parameters are those of `allreduce`. On other ranks than the root only the shape and type of ``x`` are used, not
+    Parameters are those of `allreduce`. On ranks other than the root, only the shape and type of ``x`` are used, not
     its values; ``out=x`` receives in place.
 
     Returns

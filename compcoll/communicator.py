@@ -39,9 +39,9 @@ from .stats import Stats
 from .transports import transport_of
 from .transports.base import Connection
 
-_HANDSHAKE_TAG = 0  # the next tag is used, too
+_HANDSHAKE_TAG = 0  # tag 1 is for the descriptions of calls that differ
 _MOST_KNOWN = 64
-_SPINS_OF_START = 10  # of a microsecond each: a rank that does not wait needs as long to store its request
+_SPINS_OF_START = 10  # about 10 µs, as long as it takes to store the request if the start does not wait
 
 
 class Communicator:
@@ -67,13 +67,13 @@ class Communicator:
     algorithm : str
         Default algorithm of the collectives.
     progress : {"wait", "sleep", "thread"}
-        Collectives under way advance while the caller waits or tests, or, with ``"thread"``, in a thread of their own.
-        With ``"sleep"`` a wait leaves the core to other threads, at the cost of a little latency.
+        Collectives under way advance while the caller waits or tests. With ``"thread"``, a background thread advances
+        them, too. With ``"sleep"``, waits sleep early, so that other threads get the core; latency grows a little.
     timeout : float, optional
-        Seconds without progress after which a wait raises an error; by default COMPCOLL_TIMEOUT, or 1800. If it is set,
-        here or by the variable, no call blocks in MPI, where a timeout has no effect. ``"auto"`` then uses other
-        algorithms instead of MPI's reductions. MPI's reductions, requested by name, take up to three times as long, and
-        longer with MPICH.
+        Seconds without progress after which a wait raises an error; by default COMPCOLL_TIMEOUT, or 1800. If this
+        parameter or the variable is set, no call blocks in MPI, where a timeout has no effect. ``"auto"`` then uses
+        other algorithms instead of MPI's reductions. With ``algorithm="native"``, reductions take up to three times as
+        long, and longer with MPICH.
     checksum : bool
         Whether encoded segments carry a CRC-32C, so that bits that change in transit raise `WireCorrupted`. If so,
         MPI's own collectives, which have no checksum, are refused and never chosen. For arrays on a GPU, checksums are
@@ -175,7 +175,7 @@ class Communicator:
         )
         self._gpu: DeviceCollectives | None = None
         self._broken: BaseException | None = None
-        self._ticket: OrderingTicket | None = None  # of the last call; None if its and all earlier handshakes are over
+        self._ticket: OrderingTicket | None = None  # the last one issued; None before the first
         self._sequence_number = 0
         self._last: Stats | tuple[str, CompiledPlan, Operation, int, float] | None = None
         self._known: dict[tuple[Any, ...], tuple[CompiledPlan, tuple[int, ...]]] = {}
@@ -198,8 +198,8 @@ class Communicator:
     def sequence_number(self) -> int:
         """Number of collectives that began. Codecs with random rounding derive their random numbers from it.
 
-        A program that resumes from a checkpoint with a new communicator sets the saved number, on all ranks, while no
-        collective is under way.
+        To resume from a checkpoint with a new communicator, set the saved number on all ranks while no collective is
+        under way.
         """
         return self._sequence_number
 
@@ -354,7 +354,7 @@ class Communicator:
         return self.prepare("alltoall", x, None, out, None, (codec, algorithm, options))
 
     def _prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
-        """Allocate a feedback's state for buffers such as ``x``, as zeros on their device, before its first call.
+        """Allocate the state of a feedback for buffers like ``x`` before its first call: zeros, on the device of ``x``.
 
         Raises
         ------
@@ -384,7 +384,7 @@ class Communicator:
         Parameters
         ----------
         x : array
-            An array such as the call's. Only its element type, size and device matter.
+            An array like the call's. Only its element type, shape and device matter.
         collective : str
             Name of the collective.
         op, root, codec, algorithm, **options
@@ -453,7 +453,7 @@ class Communicator:
     def _agree(self, call: Signature, timeout: float | None = None) -> None:
         """Check that all ranks make the same call, which the caller then runs without this communicator.
 
-        The check has a place in the order of the communicator's collectives.
+        The check counts as a collective of the communicator: all ranks must make it at the same place in their order.
 
         Parameters
         ----------
@@ -485,8 +485,8 @@ class Communicator:
     def call(self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Any:
         """Run a collective; ``param`` is the operation or the root.
 
-        Equivalent to `start` and `Request.wait`. If nothing else is under way on this rank, the call waits at once,
-        and no `Request` is created.
+        Equivalent to `start` and `Request.wait`, but faster: if no other collective is under way on this rank, no
+        `Request` is created.
         """
         if type(x) is not ndarray and is_foreign(x):
             seen, memory = self._seen(collective, x, out)
@@ -505,7 +505,7 @@ class Communicator:
             self._last = collective, plan, operation, buffers.x.nbytes, perf_counter() - started
             return buffers.result
         signature, stats, number = self._signature(plan), _stats(collective, plan, buffers), self._sequence_number - 1
-        slot = self._slots.rotating[number % AT_ONCE]  # if some rank has other collectives to advance
+        slot = self._slots.rotating[number % AT_ONCE]  # used if some rank has other collectives to advance
         run = Run(slot.group, slot.allocate, stats, OrderingTicket(None), number)
         try:
             steps = self._rest(plan, buffers, run, self._slots.alone, call, operation, signature)
@@ -519,16 +519,16 @@ class Communicator:
     def _begin_alone(
         self, collective: str, plan: CompiledPlan, buffers: Buffers, spins: int, sleeps: int
     ) -> tuple[Collective, Operation] | None:
-        """Begin a call in the slot for a collective without others, and wait for its end within a policy.
+        """Begin a call in the slot `Slots.alone`, and wait for its end for at most ``spins`` and ``sleeps``.
 
-        Return None, with nothing begun, if others are under way or no operation runs the call.
+        Return None, without having begun, if other collectives are under way, or if no operation runs the call.
         """
         if under_way or self._engine.active or buffers.order is not None or buffers.apart:
             return None
         residual = buffers.residual
         try:
             call, operation, _ = self._programs.compiled(plan, self._slots.alone, FREE, residual is not None)
-        except Exception as error:  # such as no memory for its wires
+        except Exception as error:  # for example, no memory for the wires
             self._refuse(collective, error)
         if operation is None:
             return None
@@ -561,7 +561,7 @@ class Communicator:
         def begin(request: PersistentRequest) -> None:
             self._check_usable()
             run = plan, buffers
-            if buffers.order is not None:  # the run follows what the caller has launched so far
+            if buffers.order is not None:  # on a GPU: the run follows the work that the caller has launched so far
                 run = self._check(collective, memory, param, buffers.result, feedback, asked)
             elif feedback is not None:
                 run = plan, self._collectives.fed_back(plan, buffers, feedback)
@@ -574,9 +574,9 @@ class Communicator:
     def _begin(
         self, collective: str, plan: CompiledPlan, buffers: Buffers, persistent: PersistentRequest | None = None
     ) -> Request:
-        """Start a collective, with a new request or one that has ended."""
+        """Start a collective and return its request: ``persistent`` if given, else a new one."""
         started, begun = perf_counter(), None
-        if persistent is not None and plan.unblocked is None:  # else it would block in MPI
+        if persistent is not None and plan.unblocked is None:  # a plan with `unblocked` may block in MPI
             begun = self._begin_alone(collective, plan, buffers, min(self._engine.alone[0], _SPINS_OF_START), 0)
             if begun is not None and begun[0].done:
                 stats = _stats(collective, plan, buffers)
@@ -618,10 +618,10 @@ class Communicator:
     def _steps(
         self, plan: CompiledPlan, buffers: Buffers, run: Run, slot: Slot, before: Run | None, signature: Signature
     ) -> Steps:
-        """Run a collective that others may overlap, from its handshake to its result."""
+        """Run a collective, from its handshake to its result, while others may be under way."""
         if run.ticket.before is not None:
             yield run.ticket
-        if before is not None and not before.ended:  # else the handshakes of all later collectives would begin now
+        if before is not None and not before.ended:  # wait before the handshake, so that later collectives wait, too
             yield before
         level, given = BUSY, buffers
         if buffers.order is not None:
@@ -648,7 +648,7 @@ class Communicator:
             yield call
         if call.level is None:
             yield from self._handshake.compare(signature)
-        if slot is self._slots.alone and call.level != FREE:  # some rank has others to advance
+        if slot is self._slots.alone and call.level != FREE:  # some rank has other collectives to advance
             plan, slot = plan.unblocked or plan, self._slots.rotating[run.number % AT_ONCE]
             run.stats.algorithm = plan.plan.algorithm
             operation = self._programs.compiled(plan, slot, BUSY, buffers.residual is not None).operation
@@ -673,14 +673,15 @@ class Communicator:
         return buffers.result if result is None else result
 
     def _signature(self, plan: CompiledPlan) -> Signature:
-        """Return the signature to show if the ranks' calls differ; in debug mode it has the caller's line."""
+        """Return the signature to show if the ranks' calls differ; in debug mode it has the caller's file and line."""
         return plan.plan.signature.here() if self._debug else plan.plan.signature
 
     def _check(
         self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
     ) -> Checked:
-        """Check the arguments, unless an earlier call had similar ones. A refusal reaches all ranks, which wait in the
-        same collective.
+        """Check the arguments, unless an earlier call had similar ones, and return the plan and the buffers.
+
+        If they are refused, all ranks raise an error: the other ranks wait in the same collective.
         """
         if self._broken is not None:
             self._check_usable()
@@ -709,7 +710,7 @@ class Communicator:
 
     @staticmethod
     def _like_known(x: Any, out: Any, shape: tuple[int, ...]) -> Buffers | None:
-        """Return the buffers of a call that differs from a known one in its memory; None if it needs a full check."""
+        """Return the buffers of a call that equals a known one except for the arrays; None if a check is needed."""
         flags = x.flags
         if not (flags.c_contiguous and flags.aligned):
             return None
@@ -720,7 +721,7 @@ class Communicator:
         return Buffers(x, out, out)
 
     def _seen(self, collective: str, x: Any, out: Any) -> tuple[Any, Any]:
-        """Return another library's arrays in host memory as NumPy arrays. A refusal reaches all ranks."""
+        """View another library's host arrays as NumPy arrays. If that fails, all ranks raise an error."""
         self._check_usable()
         try:
             return as_numpy(x, "x"), as_numpy(out, "out") if is_foreign(out) else out
@@ -732,7 +733,7 @@ class Communicator:
             raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken!r}") from self._broken
 
     def _on_gpu(self, x: Any) -> DeviceCollectives:
-        """Return the collectives on the GPU of the first GPU array that was passed."""
+        """Return the collectives for GPU arrays. They use the GPU of the first such array that was passed."""
         if self._gpu is None:
             direct = self._transport.takes_device_memory()
             self._gpu = DeviceCollectives(
@@ -780,15 +781,16 @@ class Communicator:
             raise
 
     def _failed(self, error: BaseException, *parts: Any) -> NoReturn:
-        """Raise the error that ended a collective; break the communicator first, if it is not a mismatch."""
+        """Raise the error that ended a collective. Break the communicator first, unless the ranks' calls differed."""
         failure = self._ended(error, *parts)
         if failure is error or failure is None:
             raise error
         raise failure from error
 
     def _ended(self, error: BaseException | None, *parts: Any) -> BaseException | None:
-        """Break the communicator after an error ended a collective, and return the error to raise. A mismatch of calls
-        leaves it usable.
+        """Return the error to raise after a collective has ended; None if it ended without an error.
+
+        Any error except a mismatch of the ranks' calls breaks the communicator.
         """
         return error if error is None or error is self._handshake.mismatch else self._break(error, *parts)
 
@@ -817,5 +819,5 @@ def _stats(collective: str, plan: CompiledPlan, buffers: Buffers) -> Stats:
 
 
 def _can_be_known(plan: Plan, buffers: Buffers) -> bool:
-    """Return whether calls with such arguments differ only in their memory."""
+    """Return whether calls with equal arguments can reuse the plan, so that only their arrays need a check."""
     return plan.call.rows is None and plan.algorithm not in choose.SPARSE and not buffers.apart

@@ -26,10 +26,10 @@ NO_PROFILE = "defaults"
 DEFAULT_TIMEOUT = 1800.0
 DEFAULT_SEGMENT = 1 << 20
 DEFAULT_SEGMENT_ON_GPUS = 8 << 20
-DEFAULT_SEGMENT_BETWEEN_NODES = 1 << 19  # small: during the first encoding and the last decoding no bytes move
+DEFAULT_SEGMENT_BETWEEN_NODES = 1 << 19  # small: the network idles during the first encoding and last decoding
 _LONGEST_SEGMENT = 1 << 21
 _LARGEST = 1e15
-_LARGEST_SEGMENT = 1 << 28  # codecs may lengthen wires, and MPI counts bytes by an int
+_LARGEST_SEGMENT = 1 << 28  # wires may be longer than the values, and MPI counts bytes with an int
 _MOST_THREADS = 4096
 _MESSAGES_BETWEEN_NODES = (
     1 << 17,
@@ -73,15 +73,16 @@ def debug() -> bool:
 
 
 def threads(share: float) -> int:
-    """Return the threads for each kernel: COMPCOLL_THREADS, else the whole cores in this process's share."""
+    """Return the threads for each kernel: COMPCOLL_THREADS, else this process's ``share`` of cores, rounded down."""
     return int(_number(THREADS, max(int(share), 1), 1, _MOST_THREADS))
 
 
 def segment_nbytes(nodes: int = 1, ratio: float = 1.0, *, blocks: bool = False) -> int:
     """Return the uncompressed bytes of a segment, the unit of overlap.
 
-    COMPCOLL_SEGMENT; by default 1 MiB inside a node. Between nodes 512 KiB, changed so that a message has 128 to 256
-    KiB (with ``blocks``, for transports without a nonblocking test, 512 to 1024 KiB), but at most 2 MiB.
+    COMPCOLL_SEGMENT, if set. Else 1 MiB inside a node. Between nodes 512 KiB, adjusted to the compression ``ratio`` so
+    that a message has 128 to 256 KiB, but at most 2 MiB. With ``blocks``, for transports without a nonblocking test, a
+    message has 512 to 1024 KiB.
     """
     shortest, longest = _MESSAGES_OF_GROUPS if blocks else _MESSAGES_BETWEEN_NODES
     between = int(min(max(DEFAULT_SEGMENT_BETWEEN_NODES, ratio * shortest), ratio * longest, _LONGEST_SEGMENT))
@@ -97,12 +98,12 @@ def segment_nbytes_on_gpus() -> int:
 
 
 def profile() -> str:
-    """Return a profile's file, or "defaults" (COMPCOLL_PROFILE, default empty: the profile that `tune` stored)."""
+    """Return the path of a profile, "defaults", or "" for the profile that `tune` stored (COMPCOLL_PROFILE)."""
     return os.environ.get(PROFILE, "")
 
 
 def codec() -> tuple[str | None, dict[str, Any]]:
-    """Return name and options of the codec for PyTorch's process groups (COMPCOLL_CODEC, COMPCOLL_RATE; or none)."""
+    """Return the codec for PyTorch's process groups: name or None, and options (COMPCOLL_CODEC, COMPCOLL_RATE)."""
     name = os.environ.get(CODEC) or None
     if not os.environ.get(RATE):
         return name, {}

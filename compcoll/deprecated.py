@@ -12,7 +12,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def warn(old: str, new: str, stacklevel: int = 3) -> None:
     """Warn that a name is deprecated, and name the new one."""
-    warnings.warn(f"{old} is deprecated and goes in compcoll 0.4: use {new}", DeprecationWarning, stacklevel + 1)
+    warnings.warn(
+        f"{old} is deprecated and will be removed in compcoll 0.4: use {new}", DeprecationWarning, stacklevel + 1
+    )
 
 
 def renamed_arguments(**names: str) -> Callable[[Function], Function]:

@@ -18,7 +18,7 @@ class DType(NamedTuple):
     numpy : numpy.dtype
         NumPy's data type.
     precision : int
-        Significant bits, including the hidden bit. It identifies the type for kernels.
+        Significant bits, including the hidden bit. Kernels identify the type by this number.
     smallest : float
         The smallest positive number.
     """

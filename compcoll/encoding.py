@@ -28,17 +28,17 @@ def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
     Parameters
     ----------
     x : array
-        An array as for `compcoll.allreduce`, of float16, bfloat16, float32 or float64.
+        An array that `compcoll.allreduce` takes, of float16, bfloat16, float32 or float64.
     codec : str or Codec
         A codec or its name.
     **codec_options
-        Configuration of a codec given by name.
+        Options of a codec given by name.
 
     Returns
     -------
     array of uint8
-        The wire, as a collective would send it, of ``x``'s kind. On a GPU it is ordered like kernels that the caller
-        launches.
+        The wire: the bytes that a collective would send, as an array of ``x``'s kind. On a GPU, work that the caller
+        launches later on the current stream can use it.
 
     Examples
     --------

@@ -3,7 +3,7 @@
 ::
 
     CompcollError
-    ├── InvalidArgument (ValueError)        an option, operation or codec setting outside what is allowed
+    ├── InvalidArgument (ValueError)        an option, operation or codec setting that is not allowed
     │   ├── UnknownCodec                    no codec of that name
     │   └── UnknownAlgorithm                no algorithm of that name for this collective
     ├── InvalidBuffer (ValueError)          not contiguous, read-only, overlapping, or of the wrong shape
@@ -12,15 +12,15 @@
     ├── CollectiveMismatch (RuntimeError)   the ranks' calls do not match, or a rank rejected its arguments
     ├── PeerTimeout (TimeoutError)          a rank did not send its message in time
     ├── PeerFailed (RuntimeError)           a rank has died
-    ├── CommunicatorBroken (RuntimeError)   used after a collective had failed halfway
-    ├── CollectiveFailed (RuntimeError)     MPI, the system or memory failed on a rank: see the error's cause
+    ├── CommunicatorBroken (RuntimeError)   used after a collective failed, or after free()
+    ├── CollectiveFailed (RuntimeError)     another error, such as MPI's, on a rank: see its cause
     ├── UnsupportedRecovery (RuntimeError)  MPI cannot continue without a rank that has died
     ├── MPIMissing (RuntimeError)           there is no MPI library
-    ├── NotUnderMPI (RuntimeError)          processes are not the ranks of one MPI job
+    ├── NotUnderMPI (RuntimeError)          this process, or PyTorch's ranks, are not ranks of the MPI job
     ├── ThreadsUnavailable (RuntimeError)   MPI was initialised without MPI_THREAD_MULTIPLE
     ├── HookTaken (RuntimeError)            something else already reduces this model's gradients
     ├── GradientsPending (RuntimeError)     gradients are used, or added to, while they are being averaged
-    ├── WireCorrupted (ValueError)          received bytes that no encoder writes
+    ├── WireCorrupted (ValueError)          received bytes are not a valid message
     ├── CodecError (RuntimeError)           a user's codec breaks a rule that collectives rely on
     └── ProfileError (ValueError)           a stored profile that cannot be read, used or written
 """
@@ -44,7 +44,7 @@ class CompcollError(Exception):
 
 
 class InvalidArgument(CompcollError, ValueError):
-    """An option, operation or codec setting outside what is allowed."""
+    """An option, operation or codec setting is not allowed."""
 
 
 class UnknownCodec(InvalidArgument):
@@ -100,11 +100,11 @@ class PeerFailed(CompcollError, RuntimeError):
 
 
 class CommunicatorBroken(CompcollError, RuntimeError):
-    """The communicator was used after one of its collectives had failed halfway."""
+    """The communicator cannot be used: a collective failed, another rank gave up, or it or MPI has ended."""
 
 
 class CollectiveFailed(CompcollError, RuntimeError):
-    """MPI, the system or memory failed on one rank in a collective.
+    """A collective failed on one rank with an error from outside compcoll, such as MPI's or a `MemoryError`.
 
     On that rank ``__cause__`` is the original exception. On the other ranks, whose calls could not begin, there is no
     cause; the message names the failed rank.
@@ -120,7 +120,7 @@ class MPIMissing(CompcollError, RuntimeError):
 
 
 class NotUnderMPI(CompcollError, RuntimeError):
-    """PyTorch's ranks, or a rank's own children, are not the ranks of one MPI job."""
+    """PyTorch's ranks are not the ranks of one MPI job, or this process is a child of a rank."""
 
 
 class ThreadsUnavailable(CompcollError, RuntimeError):
@@ -136,7 +136,7 @@ class GradientsPending(CompcollError, RuntimeError):
 
 
 class WireCorrupted(CompcollError, ValueError):
-    """Received bytes that no encoder writes."""
+    """The received bytes are not a valid message."""
 
 
 class CodecError(CompcollError, RuntimeError):
@@ -145,7 +145,7 @@ class CodecError(CompcollError, RuntimeError):
     Attributes
     ----------
     broken : mapping of str to str
-        The name of each broken rule, and the finding; empty if a collective detected the error.
+        For the name of each broken rule, what the check found; empty if a collective detected the error.
     """
 
     def __init__(self, message: str, broken: Mapping[str, str] | None = None) -> None:

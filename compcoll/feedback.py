@@ -114,7 +114,7 @@ class ErrorFeedback:
             if size != n or self._dtype != dtype:
                 raise InvalidBuffer(
                     f"feedback holds the {name} of {size} {self._dtype} elements, but this buffer has {n} of {dtype}: "
-                    "use one feedback a buffer, or reset() or resize() it"
+                    "use one ErrorFeedback for each buffer, or reset() or resize() this one"
                 )
         return self.residual
 
@@ -146,7 +146,7 @@ class ErrorFeedback:
         wanted = {"version", "dtype", "calls", *self.arrays}
         if not isinstance(state, Mapping) or set(state) != wanted:
             given = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else repr(type(state))
-            raise InvalidBuffer(f"the state has {given}: {', '.join(sorted(wanted))} are needed")
+            raise InvalidBuffer(f"the state has the entries {given}: {', '.join(sorted(wanted))} are needed")
         if state["version"] != _VERSION:
             raise InvalidBuffer(f"the state is of version {state['version']!r}: this release reads {_VERSION}")
         sizes = {None if state[name] is None else state[name].shape for name in self.arrays}
@@ -166,9 +166,9 @@ class ErrorFeedback:
         return self.residual
 
     def sent(self, kernels: Any, indices: Any, values: Any) -> None:
-        """Subtract the elements that a sparsifier has sent."""
+        """Subtract from the residual the elements that a sparsifier has sent."""
         kernels.subtract(indices, values, self.residual)
 
     def returned(self, kernels: Any, indices: Any, values: Any) -> None:
-        """Add back elements that a sparse sum left out."""
+        """Add to the residual the elements that a sparse sum left out."""
         kernels.add(indices, values, self.residual)

@@ -18,7 +18,7 @@ Chunk = tuple[Segment, ...]
 
 
 class Lengths(NamedTuple):
-    """The lengths by which buffers are cut: elements of a codec's block, and of a segment."""
+    """Numbers of elements of a codec's block and of a segment. Buffers are cut into these."""
 
     block: int
     segment: int
@@ -36,7 +36,7 @@ def rounded(length: int, block: int) -> int:
 
 @lru_cache(maxsize=256)
 def balanced_chunks(n: int, parts: int, lengths: Lengths) -> tuple[Chunk, ...]:
-    """Cut ``n`` elements into ``parts`` chunks that begin at multiples of ``block``, as equal as that allows.
+    """Cut ``n`` elements into ``parts`` chunks of nearly equal size, which begin at multiples of the codec's block.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class World:
     per_node : int
         Ranks on the fullest node.
     crossing : int
-        The most ranks of a node whose next rank is on another node: 1 if consecutive ranks share nodes.
+        The most ranks r of one node for which rank r + 1 is on another node: 1 if all nodes have consecutive ranks.
     """
 
     size: int
@@ -100,12 +100,12 @@ class World:
 
 
 def in_pairs(ranks: int) -> bool:
-    """Return whether handshakes of collectives are exchanges between pairs of ranks."""
+    """Return whether ranks exchange handshake messages in pairs: their number must be a power of two."""
     return ranks & ranks - 1 == 0
 
 
 def shares(ranks: int) -> list[int]:
-    """Return the small arrays that a rank sends in each round of a handshake: see `compcoll.execute.handshake`."""
+    """Return how many small arrays a rank sends in each round of a handshake: see `compcoll.execute.handshake`."""
     distances = [1 << number for number in range((ranks - 1).bit_length())]
     return [1 if in_pairs(ranks) else min(distance, ranks - distance) for distance in distances]
 

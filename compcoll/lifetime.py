@@ -10,8 +10,8 @@ from typing import Protocol
 from .errors import CommunicatorBroken
 
 _FORKED = (
-    "this process was forked from one that had started MPI: in such a child MPI must not be called. Start processes "
-    'before MPI, or by multiprocessing\'s "spawn" or "forkserver"; end a child by os._exit'
+    "this process was forked from one that had started MPI, so it must not call MPI: start processes before MPI, or "
+    'with multiprocessing\'s "spawn" or "forkserver"; end a forked child with os._exit'
 )
 
 
@@ -19,7 +19,7 @@ class Invalidatable(Protocol):
     """An object that cannot be used after a fork or the end of MPI."""
 
     def invalidate(self, error: CommunicatorBroken, forked: bool) -> None:
-        """Invalidate the object without calling MPI. A forked child has no other threads, and locks may be held."""
+        """Invalidate the object without calling MPI. In a forked child, locks that other threads held stay locked."""
 
 
 _alive: weakref.WeakSet[Invalidatable] = weakref.WeakSet()
@@ -33,7 +33,7 @@ def live(owner: Invalidatable) -> None:
 
 
 def before_end(work: Callable[[], None]) -> None:
-    """Register a function that `end_all` calls first while MPI still works."""
+    """Register a function that `end_all` calls first, while MPI still works."""
     _before_end.append(work)
 
 
@@ -55,7 +55,7 @@ def is_forked() -> bool:
 
 
 def end_all(why: str, forked: bool = False) -> None:
-    """Invalidate all communicators. Unless forked, functions of `before_end` run first, so collectives may complete."""
+    """Invalidate all communicators. Unless ``forked``, first call the functions registered with `before_end`."""
     global _ended
     if not forked:
         for work in _before_end:

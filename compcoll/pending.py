@@ -21,7 +21,7 @@ class Pending(Protocol):
 
 
 Steps = Generator[Pending | None, None, Any]
-"""An algorithm: yields the requests that it waits for (None: nothing on this device), and returns the result."""
+"""An algorithm as a generator. It yields the requests that it waits for (None: no wait), and returns the result."""
 
 
 THREADS = "compcoll-"
@@ -49,7 +49,7 @@ class NeedsPolling:
     started : Pending
         The collective's request.
     nbytes : int
-        Bytes of its array. They set the time after which a wait sleeps anyway: another rank has probably stopped.
+        Bytes of its array. After 0.1 s plus 0.1 µs per byte a wait sleeps anyway: another rank has probably stopped.
     """
 
     __slots__ = ("Test",)
@@ -58,12 +58,12 @@ class NeedsPolling:
         self.Test = partial(poll, started.Test, _POLLS_AT_ONCE, 0)
         _spin_seconds[id(self)] = _SPIN_SECONDS + nbytes * _SPIN_SECONDS_PER_BYTE
 
-    def __del__(self, kept: dict[int, float] = _spin_seconds) -> None:  # a default, since globals vanish at exit
+    def __del__(self, kept: dict[int, float] = _spin_seconds) -> None:  # an argument, since globals may be gone at exit
         kept.pop(id(self), None)
 
 
 def spin_seconds() -> float:
-    """Return the seconds for which waits must not sleep because MPI's own collectives need polling; 0 if none run."""
+    """Return the seconds for which waits must not sleep because MPI's own collectives need polling; else 0."""
     return max(tuple(_spin_seconds.values()), default=0.0)
 
 
@@ -78,9 +78,9 @@ class OrderingTicket:
     Attributes
     ----------
     before : OrderingTicket or None
-        The same; None once all tickets in front are known to be over.
+        The ticket in front; None once all tickets in front are known to be over.
     used : bool
-        Whether the next ticket's turn may come; also set if this one was not needed.
+        Whether the owner has used its turn or does not need it, so that the next ticket's turn may come.
     """
 
     __slots__ = ("before", "used")
@@ -120,7 +120,7 @@ def start_thread(name: str, work: Callable[[], object]) -> threading.Thread:
 
 
 def wait_until(test: Callable[[], bool], seconds: float) -> bool:
-    """Poll a function until it returns True, sleeping between polls after a while. Return whether it did in time."""
+    """Poll a function until it returns True: spin, then sleep. Return False if it has not after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not poll(test, _SPINS, sleeps_within(seconds)):
         if time.monotonic() > deadline:

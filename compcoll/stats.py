@@ -14,7 +14,7 @@ class Stats:
     Attributes
     ----------
     collective : str
-        The operation, such as ``"allreduce"``.
+        The collective, such as ``"allreduce"``.
     codec : str or None
         The codec that ran, with its configuration; None if values were sent uncompressed.
     algorithm : str
@@ -22,10 +22,10 @@ class Stats:
     raw_nbytes : int
         Bytes of this rank's buffer, uncompressed.
     wire_format : str
-        For sparse wires, the formats of this rank's indices and values.
+        For sparse wires, the formats of this rank's indices and values; else empty.
     wire_nbytes : int
-        Bytes that this rank sent. -1 if MPI's own collective moved them, since MPI does not report bytes; for
-        ``sparse_native`` the least that a rank sends on average.
+        Bytes that this rank sent. -1 if MPI's own collective moved them, since MPI does not report bytes. For
+        ``sparse_native``, the bytes that a rank must send at least, averaged over all ranks.
     raw_sent_nbytes : int
         Bytes that this rank would have sent without a codec, by the same algorithm.
     device : str

@@ -58,7 +58,7 @@ class Buffers(NamedTuple):
     x, out : array
         The input and the result. ``out`` is None in an allgatherv, which allocates its result.
     result : array
-        The array that the caller gets; in an allgatherv, an array of the same type and row shape.
+        The array that the caller gets. In an allgatherv, the input, since it has the result's type and row shape.
     residual : array or None
         The residual that feedback adds to the input.
     feedback : ErrorFeedback or None
@@ -76,7 +76,7 @@ class Buffers(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether ``out`` must be copied to the result in the end, since the result is not aligned."""
+        """Whether ``out`` is a separate array, to copy to the result in the end, since the result is not aligned."""
         if self.out is self.result or self.out is None or self.order is not None:
             return False
         return not self.result.flags.aligned
@@ -123,7 +123,7 @@ class Run:
     ended: bool = False
 
     def Test(self) -> bool:
-        """Return ``ended``: a collective waits for the one before it in its slot (see `Pending`)."""
+        """Return ``ended``. The next collective in the same slot waits for this run (see `Pending`)."""
         return self.ended
 
 
@@ -136,11 +136,11 @@ class CompiledPlan:
     plan : Plan
         The chosen codec and algorithm.
     steps : callable
-        Returns the generator that runs a call without an operation.
+        Returns the generator that runs a call if no operation does.
     operation : Operation or None
-        The operation that runs every call of the plan, if there is one.
+        The C++ object that runs every call of the plan after its handshake; None if there is none.
     compiles : bool
-        Whether a program runs the calls. It is compiled for each slot on first use.
+        Whether a program runs the calls: an operation that is compiled for each slot on first use.
     unblocked : CompiledPlan or None
         The plan to use if some rank must not block in MPI; None: this plan.
     timeout : float or None
@@ -184,7 +184,7 @@ def store_account(stats: Stats, operation: Operation) -> None:
 
 
 def named_codec(codec: str | Codec | None, options: dict[str, Any]) -> tuple[Codec | None, float | None]:
-    """Return the codec that a call's arguments name, or, for ``"auto"``, None and the tolerance."""
+    """Return the codec that a call's arguments name, and None; for ``codec="auto"``, None and the tolerance."""
     if not (isinstance(codec, str) and codec == choose.AUTO):
         return as_codec(codec, options), None
     tolerance = options.get("tolerance")
@@ -205,10 +205,10 @@ def feedback_refused(plan: Plan) -> str:
     """
     codec = plan.call.codec if plan.algorithm in (choose.COPY, choose.HIERARCHICAL) else plan.codec
     if plan.quantizer is not None and not plan.quantizer.feedback:
-        return f"feedback with {plan.codec!r}: a vote loses nothing that could be fed back"
+        return f"feedback with {plan.codec!r}: votes leave no residual, so use no feedback"
     if codec is None or codec.feedback_converges(plan.call.dtype):
         return ""
     return (
-        f"feedback with {codec!r} would grow without end, since rounding to steps that large loses more "
-        "than there is: use more bits, smaller blocks, norm='max', rounding to nearest, or no feedback"
+        f"feedback with {codec!r} would grow without end, since its steps are so large that rounding errors exceed "
+        "the values: use more bits, smaller blocks, norm='max', rounding to nearest, or no feedback"
     )

@@ -31,13 +31,13 @@ _SECONDS_AT_THE_END = 2.0
 _SPINS_BEFORE_EARLY_SLEEPS, _SHORTEST_SLEEP = 20, 50e-6
 
 _SECONDS_BETWEEN_CHECKS = 0.005
-"""Time between checks of the timeout, and of other ranks' announcements, which needs an MPI call."""
+"""Seconds between checks of the timeout and for other ranks' announcements. The latter take an MPI call."""
 
 _SECONDS_BEFORE_SLEEPS, _PART_SLEPT, _LONGEST_SLEEP = 0.5e-3, 0.1, 5e-3
 """Nothing wakes a sleeping rank, so a sleep lasts at most a tenth of the time waited so far."""
 
 _FEW = 64
-"""Number of a communicator's oldest collectives to advance, more than can run at once. Later ones wait for these."""
+"""Number of a communicator's oldest collectives that are advanced. Fewer run at once; later ones wait."""
 
 
 def end_all() -> None:
@@ -117,7 +117,7 @@ class Request:
         self._engine = engine
         self._release = release
         self._error = None
-        self._finished = False  # set before `done`, while the end is stored
+        self._finished = False  # true a little before `done`, while the result is stored
         self._started = time.perf_counter()
         self._blocked = 0.0
 
@@ -165,7 +165,7 @@ class Request:
         return f"{self.stats.collective} by {self.stats.algorithm}, after {self.steps} steps"
 
     def _advance(self, policy: WaitPolicy | None = None) -> bool:
-        """Continue until a wait exceeds the policy; return whether there was any progress."""
+        """Run the steps until a wait exceeds the policy (None: a test fails). Return whether there was progress."""
         if self._finished:
             return False
         pending, steps = self.waiting_for, self.steps
@@ -181,7 +181,7 @@ class Request:
         except Exception as error:
             self._finish(None, error)
         except BaseException as error:
-            # An interrupt outside the generator leaves it as it was, so that the request can go on.
+            # An interrupt outside the generator does not end it, so the request can continue.
             if getattr(self._steps, "gi_frame", None) is None:
                 self._finish(None, error)
             raise
@@ -197,7 +197,7 @@ class Request:
         self.waiting_for = None
         self.stats.total_seconds = time.perf_counter() - self._started
         self._result, self._error = result, self._release(error)
-        self._release = _nothing_to_release  # holds a reference to the communicator, which would never be collected
+        self._release = _nothing_to_release  # drops a reference to the communicator, for garbage collection
         self.done = True
 
 
@@ -212,22 +212,22 @@ class Engine:
         Whether a thread advances the collectives while the caller does other things.
     crowded : bool
         Whether other work needs this core: ranks that share it, or the network's own work. Unless ``lent``, a waiting
-        rank then yields the core after 2 polls in vain instead of 50.
+        rank then yields the core after 2 failed polls instead of 50.
     lent : bool
         Whether each poll for a message already yields the core to other work, as MPI does.
     sleeps : bool
-        Whether waits sleep after 20 polls in vain, because other threads of this process need the core; otherwise they
+        Whether waits sleep after 20 failed polls, because other threads of this process need the core; otherwise they
         sleep after half a millisecond.
     private : bool
         Whether only this engine's own waits advance its collectives, because a test of their messages blocks.
     peers : FailureDetector
-        The other ranks, asked when a wait takes too long.
+        Finds missing ranks when a wait takes too long.
 
     Attributes
     ----------
     alone, beside : WaitPolicy
-        Policies of waits in C++: of a collective that is the only one under way, and of one beside others, which does
-        not sleep.
+        Policies of waits in C++ for the only collective under way. ``beside`` does not sleep; it is used beside MPI's
+        own nonblocking collectives, which need polling.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Engine:
         return moved
 
     def drive(self, finished: Callable[[], bool], timeout: float | None, waiting: Callable[[], str]) -> None:
-        """Advance the collectives of all communicators until ``finished()``; of a private engine, only its own.
+        """Advance the collectives of all communicators (a private engine: only its own) until ``finished()`` is true.
 
         Raises
         ------
@@ -300,14 +300,14 @@ class Engine:
             moved = False
             for engine in (self,) if self._private else tuple(under_way):
                 moved = engine.advance() or moved
-            now = time.monotonic()  # every time: a poll lasts as long as other work has the core
+            now = time.monotonic()  # after each poll, which takes long if other work has the core
             if moved:
                 idle, since = 0, now
                 continue
             idle += 1
             if now > check:
                 if now > since + limit or self._peers.gave_up():
-                    if finished():  # meanwhile, with the error that made this rank give up
+                    if finished():  # it has just ended, with the error for which a rank gave up
                         return
                     error = self._peers.ask(waiting(), limit)
                     self.fail(error)
@@ -349,7 +349,7 @@ class Engine:
                 self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        if request in self.active:  # else an error has ended all
+        if request in self.active:  # else `fail` has removed it
             self.active.remove(request)
         if not self.active:
             under_way.discard(self)

@@ -19,7 +19,7 @@ def as_failure(error: BaseException, rank: int, *parts: Any) -> BaseException:
     rank : int
         This process's rank.
     *parts
-        Objects of the call, of which the compiled plan or the collective's name is used.
+        Objects of the call. The first `CompiledPlan` or name of a collective among them names the call in the message.
     """
     if isinstance(error, CompcollError) or not isinstance(error, Exception):
         return error

@@ -1,7 +1,7 @@
 """Collectives on arrays of an asynchronous device, such as a GPU.
 
-They extend those of `compcoll.execute.host`, in stream order with the caller's other work. Codec and algorithm are
-chosen as for host arrays, so that ranks with host arrays and ranks with GPU arrays can take part in one collective.
+They extend the collectives of `compcoll.execute.host`, and run in stream order with the caller's other work. Codec and
+algorithm are chosen as for host arrays, so that some ranks of a collective may have host arrays and others GPU arrays.
 Algorithms and codecs without kernels on the device run on copies in pinned host memory. So do MPI's own collectives: in
 Open MPI, only point-to-point messages and blocking collectives take device memory (its FAQ, "Running CUDA-aware Open
 MPI"), and it copies reductions to the host, too.
@@ -105,9 +105,8 @@ class DeviceCollectives(Collectives):
         caller = self._calls.caller = self._here.caller(x, stream)
         if self._threaded and self._here.is_of_one_thread(caller):
             raise InvalidArgument(
-                'the caller\'s stream is the per-thread default one, and progress="thread" orders streams from another '
-                "thread, which has its own: launch in a stream that was made, and give it by stream=, or choose "
-                'progress="wait"'
+                "the caller's stream is CUDA's per-thread default stream, which no other thread can use: launch on a "
+                'stream that you created and pass it as stream=, or choose progress="wait" instead of "thread"'
             )
         with self._here.current_stream(caller):
             compiled, buffers = super().check(collective, x, param, out, feedback, (codec, algorithm, options))
@@ -139,7 +138,7 @@ class DeviceCollectives(Collectives):
         ordered = partial(self._ordered, steps, on_device)
         compiled = CompiledPlan(plan, lambda _, buffers, run: ordered(buffers, run))
         if GpuGroup.has_gpu_plan(plan) and self._bound(call, dtype):
-            if plan.codec is None:  # the residual belongs to the plan on GPUs
+            if plan.codec is None:  # only the plan on GPUs encodes, and has a residual
                 compiled.steps = lambda _, buffers, run: ordered(buffers._replace(residual=None), run)
             compiled.on_gpus = partial(self._all_on_gpus, call, compiled)
         return compiled
@@ -149,7 +148,7 @@ class DeviceCollectives(Collectives):
         return call.codec is None or self._here.owns(call.codec.coder(self._here, dtype))
 
     def _all_on_gpus(self, call: Call, otherwise: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
-        """Run a collective after its handshake if all ranks' arrays are on GPUs."""
+        """Run a collective, after its handshake, in which all ranks' arrays are on GPUs."""
         gpu_group, ticket = self._gpu_group, run.ticket
         if not gpu_group.known:
             yield from gpu_group.connect(Group(self._transport, run.group.tag))
@@ -178,7 +177,7 @@ class DeviceCollectives(Collectives):
             run.stats.gpu_transport = gpu_transport.name
             what = f"{call.collective} by {plan.algorithm}"
             gpu_transport.watch(buffers.order.ending.last, what, self._limit(otherwise))
-        ticket.used = True  # not before: all ranks put the same work on their streams in the same order
+        ticket.used = True  # only now: all ranks must put work on their streams in the same order
         return result
 
     def _links(self) -> Links:
@@ -296,9 +295,9 @@ class DeviceCollectives(Collectives):
         return copy.view(x.dtype)
 
     def _stored(self, reduction: PiggybackReduction, buffers: Buffers, run: Run) -> Steps:
-        """Store the sums that arrived with the handshake."""
+        """Sum the arrays that arrived with the handshake, and store the result on the device."""
         sums = np.empty(buffers.x.size, buffers.x.dtype)
-        # Without delay, since the next handshake uses the same memory.
+        # At once, since the next handshake overwrites the arrays.
         yield from driven(reduction, buffers._replace(out=sums), run)
 
         def store(buffers: Buffers, run: Run) -> Steps:
@@ -373,7 +372,7 @@ class DeviceCollectives(Collectives):
         return None
 
     def _uploaded(self, made: Array, buffers: Buffers, run: Run) -> Array:
-        """Copy to the device a host result whose size was not known when the call was prepared."""
+        """Copy a host result to new device memory: its size was not known when the call was prepared."""
         timeline, pinned = _of_device(run)
         here, name = self._here, made.dtype.name
         whole = timeline.allocated(lambda caller: here.empty_like(buffers.result, made.shape, caller, name))

@@ -23,13 +23,13 @@ from ..transports.base import Group
 _COLLECTIVES = ("allreduce", "reduce_scatter", "allgather")
 _MOST_SECONDS_TO_JOIN = 120.0
 
-_CARD = Struct("<?24sI16s128s160s")  # whether it can join, library, its version, GPU, unique ID, why not
-_OFFER = Struct(f"<?{UNIQUE_ID_NBYTES}s160s")  # whether it shares memory, unique ID of that memory, why not
+_CARD = Struct("<?24sI16s128s160s")  # whether the rank can join, library, its version, GPU, unique ID, why not
+_OFFER = Struct(f"<?{UNIQUE_ID_NBYTES}s160s")  # whether the rank shares memory, its unique ID, why not
 _OUTCOME = Struct("<?160s")
 
 
 class _Within:
-    """A condition as a `Pending`, with a time limit in seconds. An error ends it, too."""
+    """A `Pending` that completes when a condition holds, or with an ``error``: the condition's or a timeout."""
 
     def __init__(self, holds: Callable[[], bool], seconds: float, late: str) -> None:
         self._holds = holds
@@ -85,7 +85,7 @@ def connect(group: Group, bootstrap: Bootstrap, seconds: float) -> Steps:
             joined.set_exception(error)
 
     def has_joined() -> bool:
-        wait([joined], 0.001)  # leaves the GIL to the thread between polls
+        wait([joined], 0.001)  # leaves the GIL to the joining thread between polls
         return joined.done() and joined.result() is not None
 
     try:
@@ -217,7 +217,7 @@ class GpuGroup:
 
     @staticmethod
     def has_gpu_plan(mixed: Plan) -> bool:
-        """Return whether a call may have another plan if all arrays are on GPUs, given its plan if some are not."""
+        """Return whether a call may have another plan than ``mixed`` if all ranks' arrays are on GPUs."""
         call = mixed.call
         if (
             call.dtype not in DTYPES

@@ -42,8 +42,8 @@ class Places(NamedTuple):
     Attributes
     ----------
     rows : int
-        Number of arrays with room: one, to which received arrays are added; or one for each rank, which begin with
-        this rank's and continue in rank order, cyclically.
+        Number of arrays that fit: 1, to which received arrays are added, or the number of ranks. Then row 0 is this
+        rank's array, and the other ranks' follow in cyclic rank order.
     first : int
         Row of rank 0.
     """
@@ -69,9 +69,9 @@ class _Round(NamedTuple):
     sending : callable
         Returns the send of a given number of bytes.
     share, new : int
-        Number of arrays to send, from row 0 on, and the row where as many received arrays are stored.
+        Number of arrays that are sent, from row 0 on, and also received; and the first row for received arrays.
     before : bool
-        Whether the received arrays belong to ranks before those of the sent arrays.
+        Whether the received arrays come from lower ranks than this one.
     """
 
     arriving: Persistent | SharedMessage
@@ -152,16 +152,16 @@ def _padded(length: int) -> int:
 
 
 class Handshake:
-    """A rank's handshakes with the others, for one collective after the other, in the same order on all ranks.
+    """The handshakes of one rank: one for each collective, in the same order on all ranks.
 
     Parameters
     ----------
     transport : Connection
         Transport between all ranks of the communicator.
     tag : int
-        Tag of its messages only. The next tag is for the lines that describe calls.
+        Tag of the handshakes' messages. The next tag is for the lines that describe calls that differ.
     mail : Mail, optional
-        Carries its messages inside a node.
+        Carries the handshakes' messages inside a node.
 
     Attributes
     ----------
@@ -191,14 +191,14 @@ class Handshake:
         piggyback: PiggybackReduction | None = None,
         operation: Operation | None = None,
     ) -> Collective:
-        """Return calls that begin with this handshake.
+        """Return an object that runs calls: a handshake, then an operation.
 
         Parameters
         ----------
         own : Signature
             This rank's call.
         level : int
-            This rank's level. The operation follows at once if this is the highest level of all ranks.
+            This rank's level: see `compcoll.plan.signature`. The operation starts at once if no rank has a higher one.
         piggyback : PiggybackReduction or None
             The reduction whose small arrays travel with the handshake.
         operation : Operation or None
@@ -259,5 +259,5 @@ def _read(wire: Wire, rank: int) -> str:
     """Return the line that a rank has sent."""
     line = bytes(wire.buffer)[:TEXT_NBYTES]
     if _checksum(line) != bytes(wire.buffer)[TEXT_NBYTES:]:
-        raise WireCorrupted(f"the line of rank {rank} on its call has changed on its way: its checksum is wrong")
+        raise WireCorrupted(f"rank {rank}'s description of its call has changed on its way: its checksum is wrong")
     return line.decode(errors="ignore").rstrip()

@@ -114,7 +114,7 @@ class Collectives(PlannedSteps):
     def _check_allgatherv(self, x: Array, _: Any, __: Array | None, ___: ErrorFeedback | None, asked: Asked) -> Checked:
         self._device.check_readable(x, "x")
         if x.ndim == 0:
-            raise InvalidBuffer("allgatherv joins arrays along their first axis: x must have one")
+            raise InvalidBuffer("x has no axes, but allgatherv joins arrays along their first axis: pass x.reshape(1)")
         dtype = self._device.dtype_name(x)
         flat = self._device.flat(x, dtype)
         return self._compiled_plan("allgatherv", flat, dtype, asked, rows=x.shape[1:]), Buffers(flat, None, x)
@@ -129,7 +129,7 @@ class Collectives(PlannedSteps):
         dtype, flat, result, flat_out = self._device.buffers(x, None, out)
         self._split(x.shape, "alltoall")
         if flat_out is flat:
-            raise InvalidBuffer("alltoall cannot work in place: give an out of its own")
+            raise InvalidBuffer("out shares memory with x, but alltoall cannot work in place: pass another out")
         return self._compiled_plan("alltoall", flat, dtype, asked), Buffers(flat, flat_out, result)
 
     def fed_back(self, plan: CompiledPlan, buffers: Buffers, feedback: ErrorFeedback) -> Buffers:
@@ -145,12 +145,12 @@ class Collectives(PlannedSteps):
         codec, sparse = plan.plan.codec, plan.plan.algorithm in choose.SPARSE
         if isinstance(codec, Sparsifier) and not sparse and feedback.arrays != ErrorFeedback.arrays:
             raise InvalidArgument(
-                f"feedback={feedback!r} is for allreduces: what {codec!r} loses in one of its encodings by "
-                f"{plan.plan.algorithm} is kept in a compcoll.ErrorFeedback"
+                f"feedback={feedback!r} is for allreduces with a sparse algorithm: for {codec!r} by "
+                f"{plan.plan.algorithm}, use a compcoll.ErrorFeedback"
             )
         residual = feedback.prepare(buffers.x.size, plan.plan.call.dtype, self._device.zeros_residual)
         if not self._device.holds(residual):
-            raise InvalidBuffer("feedback holds the residual of arrays on another device: use one feedback a buffer")
+            raise InvalidBuffer("feedback has a residual on another device: use one ErrorFeedback for each buffer")
         if sparse:
             return buffers._replace(feedback=feedback)
         return buffers if codec is None else buffers._replace(residual=residual)

@@ -13,8 +13,8 @@ from .engine import Request
 class PersistentRequest(Request):
     """A collective that can be started repeatedly on the same arrays (MPI-4.1, section 6.13).
 
-    Created by `compcoll.allreduce_init` and its relatives, on all ranks. Its arguments are checked once. Every run
-    reads the current values of ``x``, and stores its result in the same array.
+    All ranks create it together by `compcoll.allreduce_init` or another ``_init`` function, which checks the
+    arguments. Every run reads the current values of ``x``, and stores its result in the same array.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class PersistentRequest(Request):
             If the previous run has not ended, or the request was freed.
         """
         if self._begin is None:
-            raise InvalidArgument("start() of a request that was freed: make another one")
+            raise InvalidArgument("start() of a request that was freed: create a new request")
         if not self.done:
             raise InvalidArgument("start() before the last run has ended: wait() first")
         self._begin(self)

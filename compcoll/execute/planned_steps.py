@@ -154,7 +154,7 @@ class PlannedSteps:
         result = self._empty(buffers, run, (sum(rows), *x.shape[1:]))
         buffers = buffers._replace(out=device.flat(result, device.dtype_name(x)))
         if plan.algorithm == choose.NATIVE and sum(counts) > native.MOST:
-            # Only now all ranks know the total size.
+            # No rank knew the total size before.
             plan = make_plan(plan.call._replace(algorithm=choose.RING, codec=None, tolerance=None), plan.setting)
             run.ticket.used, run.stats.algorithm = True, plan.algorithm
         if plan.algorithm == choose.NATIVE:
@@ -209,7 +209,7 @@ class PlannedSteps:
             allocate=run.allocate,
             timeline=run.timeline,
         )
-        if plan.algorithm == choose.NATIVE:  # the agreement used our messages, the numbers MPI's
+        if plan.algorithm == choose.NATIVE:  # MPI sent the numbers, and does not report their bytes
             run.stats.wire_nbytes, run.stats.raw_sent_nbytes = native.UNKNOWN, 0
 
     def _add_numbers(self, run: Run, segment: int, algorithm: str, raw_nbytes: float, numbers: Array, op: str) -> Steps:

@@ -23,14 +23,14 @@ from .compiled_plan import Buffers, CompiledPlan, Run
 from .handshake import Handshake
 from .slots import Slot
 
-_MOST_KEPT = 1 << 15  # calls and messages: a kibibyte or two each
+_MOST_KEPT = 1 << 15  # calls plus messages, each of 1 to 2 KiB
 
 _Key = tuple[CompiledPlan, Slot, int, bool]
 """A plan, a slot, this rank's level in the handshake, and whether there is feedback."""
 
 
 class Compiled(NamedTuple):
-    """The calls of one plan in one slot.
+    """The objects that run the calls of one plan in one slot.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Compiled(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """A stand-in for an array of a run. Indexing returns where a part begins.
+    """A stand-in for an array of a run. A slice of it is a tuple: which array, and where the slice begins.
 
     Attributes
     ----------
@@ -96,14 +96,14 @@ class _Notes:
 
 
 class Programs:
-    """The calls of a communicator that were compiled last.
+    """The most recently compiled calls of a communicator.
 
     Parameters
     ----------
     transport : Connection
         Transport between all ranks.
     handshake : Handshake
-        Begins each call.
+        The handshakes with which calls begin.
     """
 
     def __init__(self, transport: Connection, handshake: Handshake) -> None:

@@ -16,7 +16,7 @@ from .compiled_plan import Run
 AT_ONCE = 4
 """Number of nonblocking collectives that run at the same time; later ones wait for a slot."""
 
-_TAGS_EACH = 4  # a collective's phases may overlap
+_TAGS_EACH = 4  # one for each phase of a collective, since phases may overlap
 
 
 class Slot:
@@ -27,7 +27,7 @@ class Slot:
     number : int
         Index of the slot.
     transport : Transport
-        Between all ranks.
+        Transport between all ranks.
     allocate : callable
         Returns memory of a given number of bytes.
 
@@ -40,7 +40,7 @@ class Slot:
     allocate : callable
         Returns memory for a wire of a given number of bytes.
     last : Run or None
-        The last collective that used the slot. (Not its request: a persistent one may run again, in another slot.)
+        The last run in the slot. (Not its request, since a persistent request may run again in another slot.)
     """
 
     def __init__(self, number: int, transport: Transport, allocate: Callable[[int], Array]) -> None:
@@ -62,7 +62,7 @@ class Slots:
     Attributes
     ----------
     alone : Slot
-        For a blocking collective while no rank has another.
+        For a blocking collective while no rank has another one under way.
     rotating : tuple of Slot
         `AT_ONCE` slots for all other collectives, chosen by the sequence number of the call.
     """

@@ -26,7 +26,7 @@ class Arena:
 
     def __init__(self, allocate: Callable[[int], Any]) -> None:
         self._allocate = allocate
-        self.slabs: list[Any] = []  # public, since kernels may use memory longer than its owner exists
+        self.slabs: list[Any] = []  # public, so that other objects can keep the memory alive for kernels
         self._taken: list[int] = []
         self._nbytes = 0
 
@@ -50,7 +50,7 @@ class Arena:
         self._taken = [0] * len(self.slabs)
 
     def reset(self) -> None:
-        """Free everything that was allocated, and replace several slabs by one in which as much memory fits."""
+        """Free everything that was allocated. Replace several slabs by one, in which all of it would have fit."""
         if len(self.slabs) > 1:
             self.slabs = [self._allocate(sum(self._taken))]
             self._nbytes = self.slabs[0].nbytes

@@ -27,7 +27,7 @@ _CHECKSUM = struct.Struct("<I")
 ndarray, empty = np.ndarray, np.empty
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
-    raise ImportError("compcoll's kernels need the GIL, which was switched off: unset PYTHON_GIL, or give no -X gil=0")
+    raise ImportError("compcoll's kernels need the GIL, which was switched off: unset PYTHON_GIL, or remove -X gil=0")
 
 
 class HostCoder:
@@ -78,7 +78,7 @@ class _NotedKernels:
 
 
 def _apart(x: Array, y: Array) -> bool:
-    """Return True if two arrays surely share no memory, since different arrays own it. NumPy's search is slower."""
+    """Return True if different arrays own the memory of two arrays, a faster test than NumPy's for shared memory."""
     owner, other = (x if x.base is None else x.base), (y if y.base is None else y.base)
     return owner is not other and type(owner) is type(other) is ndarray and owner.base is other.base is None
 
@@ -164,8 +164,8 @@ class HostDevice:
     def buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Array, Array, Array]:
         """Return the element type, flat input, result and flat result of a collective.
 
-        The result has ``shape``, or the input's shape if that is None. If both share memory, the flat result is the
-        flat input. Arrays that are not aligned have copies as flat arrays.
+        The result has ``shape``, or the input's shape if ``shape`` is None. If input and result share memory, the flat
+        result is the flat input. Flat arrays are views, or copies of arrays that are not aligned.
         """
         dtype = self._names.get(x.dtype) if type(x) is ndarray and x.flags.c_contiguous else None
         if dtype is None:
@@ -186,7 +186,7 @@ class HostDevice:
 
     @staticmethod
     def fits(out: Any, x: Array, shape: tuple[int, ...]) -> bool:
-        """Return True if a result buffer surely fits; `check_writable` decides in all other cases."""
+        """Return True if a result buffer fits. If False, it may still fit: `check_writable` decides."""
         return (
             type(out) is ndarray
             and out.dtype is x.dtype
@@ -256,7 +256,7 @@ class HostDevice:
 
     @staticmethod
     def from_mpi(sums: Array, out: Array, dtype: str, scale: float) -> None:
-        """Store a sum in the memory from `for_mpi`, times a factor in its own type, in ``out``."""
+        """Multiply sums, in memory from `for_mpi`, by ``scale`` in their own type, and store them in ``out``."""
         if scale != 1.0:
             np.multiply(sums, sums.dtype.type(scale), out=sums)
         if sums is not out:

@@ -15,7 +15,7 @@ class EncodeOptions(NamedTuple):
     feed : bool
         Whether the old residual is added to the values and then replaced. If not, the error is added to the residual.
     residual_scale : float
-        This rank's share of the error.
+        Factor of the stored error: this rank's share of it.
     decoded : array or None
         Receives the decoded wire.
     scale : float

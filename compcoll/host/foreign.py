@@ -60,11 +60,11 @@ def _is_mpi_constant(x: Any) -> bool:
 def remedy(x: Any) -> str:
     """Return advice for an argument that is not an array, for an error message; empty if there is none."""
     if _is_mpi_constant(x):
-        return "; to have the result in place of x, give x as out, too"
+        return "; for a result in place, pass the array both as x and as out"
     if x is None:
-        return "; every rank gives one, in a broadcast, too, where it gives shape and type"
+        return "; every rank must pass one, also in a broadcast, where it gives shape and type"
     if isinstance(x, list | tuple) and any(hasattr(part, "dtype") and part.ndim for part in x):
-        return "; give the array alone: its type and size are known"
+        return "; pass the array alone, without its size and type"
     if isinstance(x, np.ma.MaskedArray):
         return "; x.filled() makes one"
     if isinstance(x, str):

@@ -21,9 +21,9 @@ _ZEROS, _NOT_FINITE = 1, 2  # marks of a block, or 0; all ranks use the largest 
 
 
 class GatheredVotes:
-    """Encodes signs as bits: one if a value is negative, and a second one if it is nonzero.
+    """Encodes signs as bits. The first bit of a value is 1 if it is negative, the second is 1 if it is nonzero.
 
-    Only blocks in which some rank has a zero have the second bit.
+    Second bits exist only in blocks in which some rank has a zero.
 
     Parameters
     ----------

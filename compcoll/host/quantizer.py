@@ -1,4 +1,4 @@
-"""Quantizers: values as integers that any allreduce can add; and the kernels for host memory."""
+"""Quantizers, which represent values by integers that any allreduce can add, and their kernels for host memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class IntegerQuantizer(ABC):
 
     @abstractmethod
     def numbers(self, n: int) -> int:
-        """Return the number of numbers that represent ``n`` values."""
+        """Return how many numbers represent ``n`` values."""
 
     @abstractmethod
     def survey(self, add: Array, scale: float, residual: Array | None, shared_scale: Array) -> None:
@@ -128,7 +128,7 @@ class _OnHost(IntegerQuantizer):
         return fed
 
     def survey(self, add: Array, scale: float, residual: Array | None, shared_scale: Array) -> None:
-        """Store the bits of each block's largest magnitude. As integers, NaN is larger than Inf."""
+        """Store the bits of each block's largest magnitude. As integers, those of NaN are larger than those of Inf."""
         self._passes.survey(self._values(add, scale, residual), shared_scale)
 
     def _decode(self, out: Array, decode: Callable[[Array], None]) -> None:

@@ -26,8 +26,7 @@ _SLACK = 128  # more than a stride and a vector, so that the fast path can write
 class HostSelection:
     """Kernels for buffers in the type of computation: float64 for float64, else float32.
 
-    Buffers are in device memory; indices, samples and values taken from a buffer are in host memory. Thresholds apply
-    to magnitudes; NaN and Inf are above every finite threshold.
+    All arrays are in host memory. Thresholds apply to magnitudes; NaN and Inf are above every finite threshold.
 
     Parameters
     ----------
@@ -45,18 +44,18 @@ class HostSelection:
     moments : callable
         Returns the sum, sum of magnitudes, sum of squares, and largest magnitude of the finite ``values``.
     laplacian : callable
-        Fits a Laplacian distribution to the moments of a sample of ``m`` of the ``values``, or of all. Returns the
-        threshold ``b · ln(cosh(μ/b) / η)`` that a fraction ``density`` of the values exceeds; ``|μ|``; the largest
-        magnitude of the sample; the length b in which the tail falls to 1/e there; and the threshold of a zero-mean
-        normal distribution, whose ``quantile`` is given. The two thresholds change places if the mean magnitude
-        indicates a lighter tail.
+        Fits a Laplacian distribution to the moments of a sample of ``m`` of the ``values``, or of all. Returns five
+        numbers: the threshold ``b · ln(cosh(μ/b) / η)`` that a fraction ``density`` (η) of the values exceeds; ``|μ|``;
+        the largest magnitude of the sample; the length b in which the tail falls to 1/e at the threshold; and the
+        threshold of a zero-mean normal distribution, from its ``quantile``. If the mean magnitude indicates a normal
+        distribution, the two thresholds change places, and the length is that of the normal distribution's tail.
     bisected : callable
         Returns a threshold between ``head`` and ``tail`` that ``low`` to ``high`` values of a ``sample`` exceed. Tries
         ``first``, then ``second`` if that lies in the remaining interval, then bisection; None if it finds none.
     kth_largest : callable
         Returns the ``k``-th largest magnitude of the ``values``.
     wire_nbytes, write : callable
-        Return the bytes of the wire of some elements out of ``n``; write it to ``wire``, too.
+        Both return the bytes of the wire for some elements out of ``n``; ``write`` also stores it in ``wire``.
     add, subtract, clear : callable
         Work in place: ``out[indices] += values``; ``out[indices] -= sent``, or 0 if the result is not finite;
         ``out = 0``.
@@ -94,7 +93,7 @@ class HostSelection:
         out[indices] = 0 if values is None else values
 
     def above(self, values: Array, threshold: float, most: int) -> tuple[Array | None, int]:
-        """Return the ascending indices of values above a threshold, None if more than ``most``; and their number."""
+        """Return the ascending indices of values above a threshold (None if more than ``most``), and their number."""
         indices = np.empty(min(values.size, most) + _SLACK, np.uint32)
         count = self._kernels.compact(values, threshold, indices)
         return (indices[:count] if count <= most else None), count
@@ -109,15 +108,16 @@ class HostSelection:
         return indices[:count]
 
     def largest(self, values: Array, k: int) -> Array:
-        """Return the indices of the k largest: no zeros, all that are not finite, and the first of equal values."""
+        """Return the indices of the k largest magnitudes: never zeros, always NaN and Inf, the first of equal ones."""
         positions = np.empty(values.size, np.uint32)
         return positions[: self._kernels.largest(values, k, positions)]
 
     def chosen(self, values: Array, search: Search, room: int) -> tuple[Array | None, int]:
         """Return the indices of k to ``most`` values, and the number above the first threshold, in one pass.
 
-        If more than ``most`` values are above the first threshold, a higher one is searched. If there is none, return
-        all above the first. The indices are None if fewer than k or more than ``room`` values are above the first.
+        If more than ``most`` values are above the first threshold, a higher threshold is searched. If none is found,
+        return all indices above the first. The indices are None if fewer than k or more than ``room`` values are above
+        the first.
         """
         indices = np.empty(min(values.size, room) + _SLACK, np.uint32)
         count, above = self._kernels.choose(values, search, room, indices)
@@ -144,9 +144,9 @@ class HostSelection:
         return np.union1d(first, second) if second.size else first
 
     def powers(self, values: Array, largest: float = 0.0) -> tuple[Array, int]:
-        """Return the positions of values that have a power code, and the exponent that the codes refer to.
+        """Return the positions of values that have a power code (4 bits: sign, exponent), and the codes' top exponent.
 
-        It is the exponent of ``largest``, or of the largest value if that is larger.
+        This is the exponent of ``largest``, or of the largest value if that is larger.
         """
         kept = np.empty(values.size, np.uint32)
         count, top = self._kernels.powers(values, largest, kept)

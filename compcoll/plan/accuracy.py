@@ -23,9 +23,9 @@ def encodings(collective: str, algorithm: str, world: World) -> int:
 def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: str, world: World) -> float | None:
     """Estimate the result's relative error; return None if the codec's error is unknown.
 
-    `compcoll.algorithms.record.Growth` describes how the error of one encoding grows. If a codec does not round to
-    nearest, its error has a mean, which adds up (`Codec.bias`). A large unbiased error is itself encoded again: if a
-    partial sum of j terms has an error of variance v, the next encoding increases the variance to ``v + ε² (j + v)``.
+    `compcoll.algorithms.record.Growth` describes how the error ε of one encoding grows. If a codec does not round to
+    nearest, its error has a nonzero mean, which adds up (`Codec.bias`). The error of stochastic rounding is encoded
+    again with the values: the variance v of a partial sum of j terms grows to ``v + ε² (j + v)``.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ def operation_name(op: Any) -> str:
 
         if (name := predefined(op)) is not None:
             return name
-    raise InvalidArgument(f"op={op!r} is none of {', '.join(OPERATIONS)}, nor MPI's operation of that name")
+    raise InvalidArgument(f"op={op!r} is none of {', '.join(OPERATIONS)}, nor a predefined MPI.Op, such as MPI.SUM")
 
 
 class Call(NamedTuple):
@@ -90,12 +90,12 @@ class Call(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Uncompressed bytes of a rank's buffer; an assumed size if ranks do not know it alike."""
+        """Uncompressed bytes of a rank's buffer; for an allgatherv, where ranks' sizes differ, an assumed size."""
         return self.n * self.itemsize if self.rows is None else _UNEVEN_NBYTES
 
     @property
     def movable(self) -> bool:
-        """Whether our own algorithms can run the call: they move all types, but reduce only those of codecs."""
+        """Whether our own algorithms can run the call: they move all types, but reduce only types that codecs take."""
         return self.collective not in REDUCTIONS or (self.dtype in DTYPES and self.op in (*SUMS, NO_REDUCTION))
 
 
@@ -107,7 +107,7 @@ class Setting(NamedTuple):
     world : World
         The ranks.
     device : HostDevice
-        Binds codecs. It is the host's even if arrays are on a GPU.
+        The host, to which codecs are bound, even if arrays are on a GPU.
     profile : Profile
         The machines' speeds.
     library : str
@@ -135,7 +135,7 @@ class Setting(NamedTuple):
     between_gpus: Profile | None = None
 
     def counted(self, call: Call) -> int:
-        """Return the count of elements to pass to MPI's own collective; 0 if NCCL runs it, or ranks do not know it."""
+        """Return the count of elements to pass to MPI's own collective; 0 if NCCL runs it, or for an allgatherv."""
         return 0 if self.streamed else call.n * (self.world.size if call.collective == "allgather" else 1)
 
     def countable(self, call: Call) -> bool:
@@ -144,5 +144,5 @@ class Setting(NamedTuple):
 
     @property
     def own(self) -> str:
-        """The library whose own collectives are meant, for messages."""
+        """The library's name in messages about its own collectives: "MPI's own", for example."""
         return f"{self.library or 'MPI'}'s own"

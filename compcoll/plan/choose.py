@@ -56,7 +56,7 @@ BY_MPI = tuple(record.name for record in ALGORITHMS.values() if record.by_mpi)
 """The algorithms that start MPI's own collectives."""
 
 ORDERED = tuple(record.name for record in ALGORITHMS.values() if record.ordered)
-"""The algorithms whose calls must begin, or go through the one shared memory, in the same order on all ranks."""
+"""The algorithms whose calls must run in the same order on all ranks: they call MPI, or use the shared memory."""
 
 ON_THE_HOST = (NATIVE, DISSEMINATION, SHARED_MEMORY)
 """The algorithms that run on host copies of GPU arrays, unless their messages go from GPU to GPU."""
@@ -65,7 +65,7 @@ ON_THE_HOST = (NATIVE, DISSEMINATION, SHARED_MEMORY)
 def streamed(nodes: Sequence[int]) -> tuple[str, ...]:
     """Return the algorithms whose messages can be sent in stream order among ranks on these nodes.
 
-    All messages of a phase must be known before any arrives. For `HIERARCHICAL`, this requires several nodes with
+    They must know all messages of a phase before any arrives. For `HIERARCHICAL`, this requires several nodes with
     equally many ranks.
     """
     counts = Counter(nodes)
@@ -81,20 +81,20 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """The algorithms of each collective."""
 
 CLEARLY = 0.95
-"""An option is clearly faster than MPI's own only if it takes less than this part of its time."""
+"""An option is clearly faster than MPI's own if it takes less than this fraction of the time of MPI's own."""
 
 ABOUT = 0.99
-"""An option counts as equally fast if this part of its time is at most the least time."""
+"""An option counts as equally fast if this fraction of its time is at most the time of the fastest option."""
 
 _ADDED_NBYTES = 128 * 1024
-"""Bytes from which ``auto`` uses additive codecs: smaller buffers do not pay for agreeing on scales."""
+"""Bytes from which ``auto`` uses additive codecs. In smaller buffers they gain less than agreeing on scales costs."""
 
 _UNBLOCKED = 2.0
-"""Slowdown of MPI's own reductions between nodes if they must not block. Over TCP, Open MPI and MPICH had 1 to 2.4,
-most with small arrays."""
+"""Slowdown of MPI's own reductions between nodes if they must not block. Measured over TCP with Open MPI and MPICH: 1
+to 2.4, largest with small arrays."""
 
 _HALVES_BY_MPI_NBYTES = 32 * 1024
-"""Bytes from which our own algorithms sum halves: they add in float32 and send halves."""
+"""Bytes from which our own algorithms sum 16-bit floats: MPI's own would send them as float32."""
 
 
 class Option(NamedTuple):
@@ -181,7 +181,7 @@ def _codecs(call: Call) -> list[Codec]:
 
 
 class _Known(NamedTuple):
-    """The facts that decide on every option of a call.
+    """Facts about a call that decide which options are refused.
 
     Attributes
     ----------
@@ -196,7 +196,7 @@ class _Known(NamedTuple):
     blocks : bool
         Whether MPI's own collective may block. Otherwise it progresses only while its request is tested.
     slowed : bool
-        Whether MPI's own is much slower because it must not block. Our own algorithms may then send values
+        Whether MPI's own collective is much slower because it must not block. Our own may then send values
         uncompressed even if they were not measured here.
     """
 
@@ -218,7 +218,7 @@ def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
     if not native and halves and call.algorithm == AUTO:
         native = "converts halves"
     slowed = not blocks and not native and setting.world.nodes > 1 and not setting.gpus
-    # The handshake decides whether another algorithm replaces MPI's own, so that one cannot travel with it.
+    # The handshake decides whether an algorithm that replaces MPI's own runs, so its arrays cannot travel with it.
     return _Known(not slowed and small(call, setting), mpi, native, plain, blocks, slowed)
 
 
@@ -258,7 +258,7 @@ def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool 
 
 
 def segment(codec: Codec | None, ratio: float, call: Call, setting: Setting) -> int:
-    """Return the uncompressed bytes of a segment; ``ratio`` is that of values to their wire."""
+    """Return the uncompressed bytes of a segment; ``ratio`` is the compression ratio."""
     if setting.gpus:
         # NCCL overlaps the parts of a message itself, so messages are not split.
         return max(call.nbytes, 1) * setting.world.size if setting.streamed else config.segment_nbytes_on_gpus()

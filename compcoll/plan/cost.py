@@ -5,9 +5,9 @@ communication challenge for MPP", Parallel Computing 20, 1994); each algorithm a
 rank's buffer; W: bytes of its wire; p: ranks; k: ranks per node; m: segments of a chunk; h and w: seconds that the
 host and the wire take for a segment.
 
-Inside a node the host moves the bytes itself, so its time adds to that of encoding. Between nodes messages move while
-values are encoded and decoded: k segments in a row take ``max(h, w)`` each, plus the shorter of the two once, to fill
-the pipeline.
+Inside a node the host copies the messages, so the time of the copies adds to that of encoding. Between nodes messages
+move while values are encoded and decoded: m segments take ``m max(h, w) + min(h, w)``, where the last term fills the
+pipeline.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Link:
     latency : float
         Seconds of an empty message (α).
     per_byte : float
-        Seconds per byte (β) in each direction, while as many bytes go in the other direction.
+        Seconds per byte (β) in each direction, while the opposite direction is equally busy.
     """
 
     latency: float
@@ -91,9 +91,9 @@ class Profile:
     speeds : tuple of Speed
         Speeds of codecs and of `RAW`.
     message : float
-        Host seconds for a message of our own algorithms: both ends, memory, and a kernel's start.
+        Host seconds for a message of our own algorithms: to send and receive it, get memory, and start a kernel.
     call : float
-        Host seconds that a call of our own algorithms takes in addition to MPI's own.
+        Host seconds that a call takes longer with our own algorithms than with MPI's own.
     per_node : int
         Ranks that shared a node when speeds were measured; 0 if speeds do not depend on it.
     timings : tuple of Timing
@@ -120,10 +120,10 @@ class Profile:
             if not all(0 < rate < math.inf for rate in rates):
                 raise InvalidArgument(f"profile: {speed!r}: bits and bytes per second must be positive and finite")
         if RAW not in {speed.codec for speed in self.speeds}:
-            raise InvalidArgument(f"profile: no speed of {RAW!r}, values as they are")
+            raise InvalidArgument(f"profile: no speed of {RAW!r}, which stands for uncompressed values")
         for timing in self.timings:
             if not timing.points or not all(n >= 0 and 0 < seconds < math.inf for n, seconds in timing.points):
-                raise InvalidArgument(f"profile: {timing.algorithm} in {timing.points!r}: positive seconds are needed")
+                raise InvalidArgument(f"profile: {timing.algorithm}: points={timing.points!r} need positive seconds")
         if self.per_node < 0:
             raise InvalidArgument(f"profile: per_node={self.per_node!r} must not be negative")
 
@@ -188,8 +188,8 @@ def predict(
 ) -> float:
     """Predict the seconds that a collective takes.
 
-    The formula's time is corrected by the algorithm's ratio of measured to computed times. These must come from the
-    same world, or for MPI's own from the most similar one.
+    If the algorithm was measured, the formula's time is multiplied by the ratio of measured to computed time. The
+    measurement must be from an equal `World`; for MPI's own, it is the one from the most similar world.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def predict(
         Uncompressed bytes of a segment.
     """
     if nbytes < 0 or segment < 1:
-        raise InvalidArgument(f"{nbytes} bytes in segments of {segment}: sizes must not be negative")
+        raise InvalidArgument(f"{nbytes} bytes in segments of {segment}: bytes must be 0 or more, segments 1 or more")
     if algorithm == "native":
         if wire.itemsize < 4 and collective in ("allreduce", "reduce_scatter"):
             # MPI cannot reduce halves: input and output are copied to float32, and the result back.
@@ -304,7 +304,7 @@ DEFAULTS = Profile(
     call=10e-6,
 )
 
-# Times of allreduces by Intel MPI 2021.18 over those of `shared_memory`: two ranks of a node, on an AMD EPYC.
+# Allreduce times with Intel MPI 2021.18 by bytes, divided by those of `shared_memory`: two ranks, one AMD EPYC node.
 _INTEL = {
     "native": (
         *((1 << 12, 1.05), (1 << 13, 0.95), (1 << 14, 0.85), (1 << 15, 0.7), (1 << 16, 0.6)),

@@ -67,7 +67,7 @@ def by_the_host(host: Profile) -> Profile:
 def by_ipc(host: Profile) -> Profile:
     """Return the profile of GPUs of one node that read wires from each other's memory.
 
-    Algorithms that run on the host go by the profile of `by_the_host`.
+    For algorithms that run on the host, `by_the_host` is the profile.
     """
     source = f"GPUs that read each other's memory over NVLink, modelled; MPI's own and shared memory: {host.source}"
     return replace(host, inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_TAKEN, source=source)

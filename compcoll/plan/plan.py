@@ -36,13 +36,13 @@ class Plan:
     algorithm : str
         The algorithm that will run.
     coders : Coders or None
-        Encode and decode the values; None if MPI moves them.
+        Encode and decode the values; None if MPI, shared memory or the handshake moves them.
     lengths : Lengths
         Elements of a block of the codec, and of a segment.
     signature : Signature
         The description of the call that ranks exchange.
     unblocked : Plan or None
-        The plan that runs instead if some rank must not block in MPI; None if it is the same.
+        The plan that runs instead if some rank must not block in MPI; None: this plan.
     """
 
     call: Call
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def scale(self) -> float:
-        """The factor of the values."""
+        """The factor by which values are multiplied: 1/p for a mean over p ranks, else 1."""
         return 1.0 / self.setting.world.size if self.call.op == "mean" else 1.0
 
     @cached_property
@@ -161,16 +161,16 @@ def _check_choice(
     """Raise an error if the algorithm cannot run the call."""
     if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
         raise UnknownAlgorithm(
-            f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparsifiers, which "
-            f"choose from whole buffers, go by {', '.join(choose.SPARSE)}, and no other codec does"
+            f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparse codecs need "
+            f"one of {', '.join(choose.SPARSE)}, which other codecs cannot use"
         )
     if algorithm in choose.SPARSE and call.n > MOST_ELEMENTS:
-        raise InvalidBuffer(f"{call.n} elements: sparse wires hold at most {MOST_ELEMENTS}, send parts")
+        raise InvalidBuffer(f"{call.n} elements: sparse wires hold at most {MOST_ELEMENTS}, so send x in parts")
     if call.checksum and algorithm in choose.BY_MPI:
         other = "another algorithm, or " if call.movable else ""
         raise InvalidArgument(
-            f"checksum=True: {setting.own} {call.collective} of {call.dtype} carries none: use {other}a communicator "
-            "without checksums"
+            f"checksum=True: {setting.own} {call.collective} of {call.dtype} has no checksums: use {other}a "
+            "communicator without checksums"
         )
     if algorithm == choose.NATIVE:
         _check_native(call, setting, None if quantizer else codec)
@@ -191,7 +191,7 @@ def _check_choice(
             f'{call.op} of {call.dtype}: use codec=None with algorithm="native", under MPI{without}'
         )
     elif algorithm in choose.BY_MPI and not setting.library:
-        raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
+        raise UnknownAlgorithm(f"algorithm={algorithm!r} needs MPI, but this transport has none")
 
 
 def _line(call: Call, algorithm: str, codec: Codec | None = None) -> str:
@@ -262,5 +262,5 @@ def _check_native(call: Call, setting: Setting, codec: Codec | None) -> None:
         raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs {setting.own}; this transport has none{other}")
     if not setting.countable(call):
         most, counted = native.MOST, setting.counted(call)
-        other = "use another algorithm, or parts" if call.movable else "use parts"
+        other = "use another algorithm, or send parts" if call.movable else "send parts"
         raise InvalidBuffer(f"{setting.own} {call.collective} takes at most {most} elements, not {counted}: {other}")

@@ -131,10 +131,10 @@ def load(path: Path) -> Stored:
         place = Place(str(data["place"]["mpi"]), tuple(map(str, data["place"]["hosts"])), str(data["place"]["device"]))
         return Stored(_profile(data["profile"], str(path)), place, str(data["made"]))
     except InvalidArgument as error:
-        raise ProfileError(f"profile {path} cannot be right: {error}: {_REMEDY}") from error
+        raise ProfileError(f"profile {path} has an invalid value: {error}: {_REMEDY}") from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         said = f"{type(error).__name__}: {error}"
-        raise ProfileError(f"profile {path} lacks something or has it wrong ({said}): {_REMEDY}") from error
+        raise ProfileError(f"profile {path} has a missing or malformed entry ({said}): {_REMEDY}") from error
 
 
 def _profile(data: Mapping[str, Any], source: str) -> Profile:
@@ -172,7 +172,7 @@ def find(place: Place) -> Stored | None:
     if own.exists():
         stored = load(own)
         if not stored.place.covers(place):
-            raise ProfileError(f"profile {own} is of another place ({stored.place}), not {place}: {_REMEDY}")
+            raise ProfileError(f"profile {own} was measured for {stored.place}, not for {place}: {_REMEDY}")
         return stored
     larger = [stored for stored in _readable() if stored.place.covers(place)]
     return min(larger, key=lambda stored: len(stored.place.hosts), default=None)
@@ -225,12 +225,12 @@ _measured: dict[tuple[Place, World], Profile] = {}
 
 
 def remember(transport: LibraryConnection, device: str, measure: Callable[[], Profile]) -> None:
-    """Measure a profile for a transport's ranks if none is stored and the environment names none. Collective.
+    """Measure a profile for a transport's ranks and keep it in this process, if none is stored or named. Collective.
 
     Parameters
     ----------
     transport, device
-        As of `profile_for`; the transport must be a `LibraryConnection`.
+        As in `profile_for`; the transport must be a `LibraryConnection`.
     measure : callable
         Measures and returns the profile. Either all ranks call it, or none.
     """
@@ -254,7 +254,7 @@ def _known(place: Place, world: World) -> Profile:
         try:
             stored = load(Path(named)) if named else find(place)
         except (ProfileError, OSError, RuntimeError) as error:
-            warnings.warn(f"{error} (compcoll goes on with its defaults)", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{error} (compcoll uses its default profile)", RuntimeWarning, stacklevel=2)
     if stored is not None:
         return stored.profile
     defaults = defaults_of(place.mpi)

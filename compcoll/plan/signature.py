@@ -20,9 +20,9 @@ _TWICE = 1 << 8 * NBYTES | 1
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 FREE, BUSY, ON_GPU = range(3)
-"""The levels of a rank in a handshake; the highest level of all ranks counts. `BUSY`: the rank has other collectives to
-advance, so no rank may block in MPI. `ON_GPU`: the same, and the rank's array is on a GPU; it counts as `BUSY` unless
-all ranks have this level. `FREE`: neither.
+"""The levels of a rank in a handshake. The highest level of all ranks decides how the call runs. `BUSY`: the rank has
+other collectives to advance, so no rank may block in MPI. `ON_GPU`: so too, and the rank's array is on a GPU; it counts
+as `BUSY` unless all ranks have this level. `FREE`: neither.
 """
 
 LEVELS = 3
@@ -30,7 +30,7 @@ LEVELS = 3
 
 
 def fingerprint(call: str) -> int:
-    """Return 64 bits that differ for calls that do not belong together. The lowest two are left for the level."""
+    """Return a 64-bit hash of a call's description. The lowest two bits are 0: they are for the level."""
     return int.from_bytes(blake2b(call.encode(), digest_size=NBYTES).digest(), "little") & ~LEVELS
 
 
@@ -47,7 +47,7 @@ class Signature:
     Attributes
     ----------
     extremes : tuple of bytes
-        For each level, the rank's initial smallest and largest fingerprint.
+        For each level, the smallest and the largest fingerprint that this rank knows at first: both are its own.
     """
 
     def __init__(self, call: str, salt: str = "") -> None:

@@ -87,7 +87,7 @@ class Transport(Protocol):
     Attributes
     ----------
     nodes : sequence of int
-        The number of each rank's node (machine), counted from 0 in order of first rank.
+        The node (machine) of each rank, numbered from 0 in the order of the nodes' lowest ranks.
     """
 
     rank: int
@@ -102,10 +102,10 @@ class Transport(Protocol):
 
 
 class Connection(Transport):
-    """A transport between ranks that may give up or die: what a communicator needs.
+    """A transport for a communicator. It also reports ranks that give up or die.
 
-    A subclass defines the abstract methods. The other attributes and methods have the values and the behaviour of a
-    transport inside one process.
+    A subclass defines the abstract methods. The defaults of the other attributes and methods suit a transport inside
+    one process.
 
     Attributes
     ----------
@@ -174,14 +174,14 @@ class Connection(Transport):
         UnsupportedRecovery
             If the transport cannot continue without a failed rank.
         """
-        raise UnsupportedRecovery(f"{type(self).__name__} cannot go on without a rank: MPI can")
+        raise UnsupportedRecovery(f"{type(self).__name__} cannot continue without a rank: use MPI, which can")
 
 
 def named(error: BaseException, rank: int) -> BaseException:
-    """Wrap an error in one that names the rank; errors of compcoll and interrupts stay as they are."""
+    """Return an error that names the rank, caused by ``error``. Errors of compcoll and interrupts stay as they are."""
     if isinstance(error, CompcollError) or not isinstance(error, Exception):
         return error
-    failure = CollectiveFailed(f"rank {rank}, while a communicator was made: {summary(error)}")
+    failure = CollectiveFailed(f"rank {rank}, while creating a communicator: {summary(error)}")
     failure.__cause__ = error
     return failure
 
@@ -192,7 +192,7 @@ def summary(error: BaseException | None) -> str:
 
 
 class LibraryConnection(Connection):
-    """A connection by a library that has collectives of its own: MPI, or a process group's.
+    """A connection through a library that has its own collectives: MPI, or a process group of PyTorch.
 
     Attributes
     ----------
@@ -279,7 +279,7 @@ class LibraryConnection(Connection):
 
     @abstractmethod
     def _every(self, own: Any) -> list[Any]:
-        """Return each rank's value, which JSON must support."""
+        """Pass this rank's value, which JSON must support, to all ranks, and return all ranks' values. Collective."""
 
     def broadcast(self, work: Callable[[], Result]) -> Result:
         """Call ``work`` on rank 0 and return its result, which JSON must support, on all ranks. Collective."""

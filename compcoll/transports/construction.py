@@ -1,6 +1,6 @@
 """Creation of communicators, by all ranks together. Each step has a timeout; if it fails on one rank, it fails on all.
 
-A rank that fails reports this in its next collective step. The step need not be the same on the other ranks.
+A rank that fails reports this in its next collective step, which may be another step than that of the other ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def duplicate(comm: MPI.Intracomm, seconds: float) -> MPI.Intracomm:
         If some rank does not take part in time.
     """
     made, request = comm.Idup()
-    _wait(request, made, seconds, f"not all {comm.size} ranks came to make a communicator within {seconds:g} s")
+    _wait(request, made, seconds, f"not all {comm.size} ranks came to create a communicator within {seconds:g} s")
     made.Set_errhandler(MPI.ERRORS_RETURN)
     return made
 
@@ -62,7 +62,8 @@ def _wait(
 def in_time(call: Callable[[], Result], seconds: float, late: str) -> Result:
     """Call a function that blocks in MPI and return its result. All ranks must have just agreed to call it.
 
-    If MPI allows several threads, the call runs in a thread, so that this rank can stop waiting.
+    If MPI allows several threads, the call runs in a thread, so that this rank can stop waiting. If not, there is no
+    timeout.
 
     Raises
     ------
@@ -87,7 +88,7 @@ def in_time(call: Callable[[], Result], seconds: float, late: str) -> Result:
 
 
 class Construction(LibraryConnection):
-    """A connection over an MPI communicator, with the steps of its construction. Collective.
+    """A connection over an MPI communicator, with the collective steps of its construction.
 
     Attributes
     ----------
@@ -142,7 +143,7 @@ class Construction(LibraryConnection):
             if announced := self.announced():
                 raise CommunicatorBroken("; ".join(f"rank {rank} gave up: {text}" for rank, text in announced.items()))
 
-        late = f"not all {self.size} ranks went on making a communicator within {self.seconds:g} s"
+        late = f"not all {self.size} ranks continued to create a communicator within {self.seconds:g} s"
         try:
             _wait(request, buffers, self.seconds, late, gave_up)
         except BaseException as error:

@@ -1,7 +1,6 @@
 """Deferred freeing of private MPI communicators whose owners were garbage-collected.
 
-MPI frees a communicator on all its ranks together. So the next creation of a communicator with the same ranks frees
-them.
+Freeing an MPI communicator is collective. So it is done when the same ranks create their next communicator.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _same_ranks(one: MPI.Intracomm, other: MPI.Intracomm) -> bool:
 
 
 def pending_frees(comm: MPI.Intracomm) -> PendingFrees:
-    """Return this rank's message to the ranks of a communicator."""
+    """Return this rank's message to the ranks of ``comm``: the communicators with equal ranks that it can free."""
     _deferred[:] = [each for each in _deferred if each.comm != MPI.COMM_NULL]  # COMM_NULL: already freed
     return _last, [each.serial for each in _deferred if _same_ranks(each.comm, comm)]
 
@@ -58,7 +57,7 @@ def free_deferred(
         The message of each of its ranks, as returned by `pending_frees`.
     """
     global _last
-    # The same number on all these ranks, and larger than any number so far.
+    # Equal on all these ranks, and larger than any earlier serial number.
     _last = max(last for last, _ in frees) + 1
     everywhere = frozenset.intersection(*(frozenset(serials) for _, serials in frees))
     for each in sorted(_deferred, key=lambda each: each.serial):

@@ -1,7 +1,7 @@
 """Failed ranks: whether MPI lets the other ranks continue, and how an uncaught error ends the job.
 
-Without this, the other ranks would wait for the failed rank for ever, and it for them in MPI_Finalize. `python -m
-mpi4py` ends any program's job in this case; this module does so once a communicator was created.
+Otherwise the other ranks would wait for the failed rank for ever, and the failed rank for the others in MPI_Finalize.
+`python -m mpi4py` ends the job of any program in this case; this module does so once a communicator was created.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import TracebackType
 
 from .library import MPI
 
-_SWITCH = "OMPI_MCA_mpi_ft_enable"  # of Open MPI's mpirun --with-ft ulfm
+_SWITCH = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's mpirun --with-ft ulfm
 
 
 def survives_failures() -> bool:

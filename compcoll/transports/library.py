@@ -29,8 +29,8 @@ def check_process() -> None:
     variable = next((name for name in _RANKS if name in os.environ), None)
     if child and variable is not None:
         raise NotUnderMPI(
-            f"multiprocessing started {process.name} inside a rank ({variable}={os.environ[variable]}): MPI takes it "
-            'for that rank once more; keep what needs MPI behind if __name__ == "__main__":'
+            f"multiprocessing started {process.name} inside a rank ({variable}={os.environ[variable]}): MPI would "
+            'take it for that rank again: put the code that uses MPI behind if __name__ == "__main__":'
         )
 
 
@@ -56,8 +56,8 @@ def warn_if_alone() -> None:
         text = os.environ.get(variable, "")
         if text.isdecimal() and int(text) > 1:
             warnings.warn(
-                f"{variable}={text} announces {text} processes, but MPI knows this one only, so that collectives have "
-                "one rank: start the program by the mpirun (or srun --mpi=…) of the MPI library that mpi4py loaded; "
+                f"{variable}={text} announces {text} processes, but MPI knows only this one, so collectives have one "
+                "rank: start the program with the mpirun (or srun --mpi=…) of the MPI library that mpi4py loaded; "
                 "see python -m compcoll doctor",
                 RuntimeWarning,
                 stacklevel=2,

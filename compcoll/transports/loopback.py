@@ -41,7 +41,7 @@ class _Transfer:
 
 
 class Loopback:
-    """A world of ranks whose messages are copies in memory, delivered late and in random order as far as allowed.
+    """A world of ranks whose messages are copies in memory, delivered late and in any order that MPI would allow.
 
     A message is copied when both ends are posted and a random number permits. So a wire that is read or written too
     early causes a wrong result. The memory of posted receives is filled with 0xff.
@@ -103,8 +103,8 @@ class Loopback:
         Raises
         ------
         CompcollError
-            If no request advances for ``patience`` rounds over all ranks: a deadlock. If requests raise and all others
-            complete, the error of the first failed rank; in a deadlock, errors are part of the message.
+            In a deadlock: no request advanced for ``patience`` rounds over all ranks. The message then contains the
+            errors of requests. Without a deadlock, the error of the lowest rank whose request raised one.
         """
         todo = list(requests)
         order, idle = list(range(len(todo))), 0

@@ -108,7 +108,7 @@ def _library() -> MPILibrary:
 
 
 def _receive(request: MPI.Request, wire: Wire, source: int) -> MPIMessage:
-    """Return the message of a receive, whose length must be the wire's if that is exact."""
+    """Return the message of a receive. If the wire is exact, a message of another length is an error."""
     expected = wire.buffer.nbytes if wire.exact else None
     return MPIMessage(_library(), request, MPI._addressof(request), source, expected)
 
@@ -120,7 +120,10 @@ def _before_finalize(owner: MPI.Comm, key: int, value: Any) -> None:
 
 @lru_cache(maxsize=1)
 def _end_all_in_time() -> None:
-    """Invalidate all communicators in forked children, and before MPI ends: it first deletes COMM_SELF's attributes."""
+    """Have all communicators invalidated in forked children, and before MPI ends.
+
+    MPI_Finalize first deletes the attributes of COMM_SELF, which calls `_before_finalize`.
+    """
     lifetime.watch_forks()
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_before_finalize), True)
 
@@ -140,7 +143,7 @@ class MPITransport(Construction):
     Attributes
     ----------
     lends_core : bool
-        Whether MPI yields the core when no message has arrived, if it knows that other processes wait for the core.
+        Whether a poll yields the core if no message has arrived. Open MPI does if it knows that processes share cores.
     cores : float
         This rank's share of the cores that it may use, if all ranks of the machine that share them use equally many.
         With containers or network name spaces, ranks of one machine may be on several nodes.
@@ -253,7 +256,7 @@ class MPITransport(Construction):
         message = text.encode()[:_ANNOUNCEMENT_NBYTES].ljust(_ANNOUNCEMENT_NBYTES)
         for rank in range(self.size):
             if rank != self.rank:
-                with contextlib.suppress(MPI.Exception):  # to a rank that has died
+                with contextlib.suppress(MPI.Exception):  # the rank has died
                     keep_forever((message, self.comm.Isend([message, MPI.BYTE], rank, _ANNOUNCEMENT_TAG)))
 
     def announced(self) -> Mapping[int, str]:
@@ -280,7 +283,7 @@ class MPITransport(Construction):
             return bool(failed)
 
         if not wait_until(learned, _SECONDS_TO_LEARN):
-            return CommunicatorBroken("another rank has given this communicator up") if known else None
+            return CommunicatorBroken("another rank has given up this communicator") if known else None
         # Open MPI 5.0's nonblocking collectives sometimes report the death of a rank as MPI_ERR_OTHER.
         return PeerFailed(f"rank {', '.join(map(str, failed))} of {self.size} has died", failed)
 

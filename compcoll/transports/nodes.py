@@ -25,14 +25,14 @@ def host_name() -> str:
 
 
 def find_nodes(connection: LibraryConnection, name: str, progress: Callable[[], object]) -> None:
-    """Set a connection's nodes, cores, and shared memory and mail of the ranks of each node. Collective.
+    """Set a connection's ``nodes``, ``cores``, ``shared`` and ``mail``. Collective.
 
     With containers or network name spaces, ranks of one machine may be on several nodes.
 
     Parameters
     ----------
     connection : LibraryConnection
-        A connection whose ranks can gather.
+        A connection that can already gather.
     name : str
         Name of this rank's node.
     progress : callable

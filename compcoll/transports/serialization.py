@@ -19,9 +19,9 @@ def unpacked(data: bytes | bytearray) -> Any:
     Raises
     ------
     WireCorrupted
-        If they are not JSON.
+        If the bytes are not JSON.
     """
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise WireCorrupted(f"{len(data)} bytes of a rank are no message of compcoll's: {error}") from error
+        raise WireCorrupted(f"{len(data)} bytes from a rank are not a message of compcoll: {error}") from error

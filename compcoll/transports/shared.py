@@ -16,8 +16,9 @@ from ..layout import longest_message
 _NAME = "compcoll"
 _SUMS_NBYTES_EACH = 3 * (256 * 1024 + 4096)
 _SCARCE_SUMS_NBYTES_EACH = 3 * (1024 * 1024 + 4096)
-"""With fewer cores than ranks, each piece of a sum may cost a rank a time slice: fewer pieces then outweigh the caches.
-4 ranks on 2 cores, 16 MiB: 6.3 instead of 5.9 ms, but 24 instead of 48 ms beside two busy processes (MPI's own: 27 ms).
+"""With fewer cores than ranks, a rank may wait a time slice for each piece of a sum, so pieces are larger than is best
+for the caches. 4 ranks on 2 cores, 16 MiB: 6.3 instead of 5.9 ms, but 24 instead of 48 ms beside two busy processes
+(MPI's own: 27 ms).
 """
 _MOST_SUMS_NBYTES = 32 << 20
 _NUMBER_NBYTES, _LINE_NBYTES = 8, 64
@@ -53,12 +54,12 @@ class Room:
         return self.place(self.ranks, 0)[0] + _MARK_NBYTES
 
     def place(self, rank: int, number: int) -> tuple[int, int]:
-        """Return the offset and bytes of the memory for messages to a rank in a round: two, used alternately."""
+        """Return offset and bytes of the memory for messages to a rank in a round. Two messages fit and alternate."""
         rounds, nbytes = (self.size - 1).bit_length(), 2 * self.message_nbytes
         return self.sums_nbytes + (rank * rounds + number) * nbytes, nbytes
 
     def sums(self, memory: mmap.mmap, scarce: bool = False) -> memoryview:
-        """Return the memory for sums: all of its part if cores are scarce, since some rank has less than one core."""
+        """Return the memory for sums. It is larger if cores are ``scarce``: some rank has less than one core."""
         usual = min(self.ranks * _SUMS_NBYTES_EACH, _MOST_SUMS_NBYTES)
         return memoryview(memory)[: self.sums_nbytes if scarce else usual]
 
@@ -141,7 +142,7 @@ def offer(room: Room) -> tuple[mmap.mmap, Offer] | None:
 
 
 def accept(offered: Offer) -> mmap.mmap | None:
-    """Map the memory that another process of this node offers; None if it is out of reach, as in another container."""
+    """Map the memory that another process of this node offers; None if that fails, as between containers."""
     path = f"/proc/{offered.process}/fd/{offered.descriptor}"
     with contextlib.suppress(OSError):
         if not os.readlink(path).startswith(f"/memfd:{_NAME}"):

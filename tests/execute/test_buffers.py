@@ -291,9 +291,9 @@ def test_what_is_no_array(collective: str, start: str) -> None:
     """Refused with what to give instead, as x and as out, on the rank that gave it; nothing is touched."""
     world, algorithm = World(RANKS), next(name for where, name in OWN if where == collective)
     instead = {
-        "every rank gives one": None,
+        "every rank must pass one": None,
         "numpy.asarray": [1.0, 2.0],
-        "give the array alone": [np.ones(6, np.float32), "MPI.FLOAT"],
+        "pass the array alone": [np.ones(6, np.float32), "MPI.FLOAT"],
         "numpy.frombuffer": "text",
         "filled": np.ma.ones(6, np.float32),
     }

@@ -82,7 +82,7 @@ def test_lines_on_calls_carry_a_checksum() -> None:
     for at in range(len(good)):
         changed = bytearray(good)
         changed[at] ^= 4
-        with pytest.raises(WireCorrupted, match="rank 3 on its call has changed"):
+        with pytest.raises(WireCorrupted, match="rank 3's description of its call has changed"):
             handshake._read(Wire(memoryview(changed)), 3)
 
 
@@ -246,7 +246,7 @@ def test_feedback_is_refused_where_it_would_not_converge() -> None:
         for codec, options, refused in (
             ("terngrad", {"block": 1 << 20}, "would grow without end"),
             ("minmax", {}, ""),
-            ("sign", {}, "a vote loses nothing"),
+            ("sign", {}, "votes leave no residual"),
         ):
             plan, _ = collectives.check("allreduce", np.ones(9), "sum", None, None, (codec, algorithm, options))
             assert (refused in feedback_refused(plan.plan)) and (feedback_refused(plan.plan) == "") == (not refused)

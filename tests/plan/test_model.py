@@ -271,10 +271,10 @@ BAD_FILES = {
     "binary": (lambda: "\udcff", "is damaged|cannot be read"),
     "other JSON": (lambda: "[1]", "not a profile of compcoll's"),
     "version": (lambda: spoiled(version=99), "has version 99, this compcoll reads 1"),
-    "no profile": (lambda: spoiled(profile=None), "lacks something or has it wrong"),
+    "no profile": (lambda: spoiled(profile=None), "has a missing or malformed entry"),
     "negative": (lambda: spoiled().replace('"per_byte": 2e-10', '"per_byte": -1'), r"link: per_byte=-1.0 s must be"),
     "zero rate": (lambda: spoiled().replace('"encode": 6000000000.0', '"encode": 0'), "must be positive"),
-    "foreign": (lambda: spoiled(place={"mpi": "x", "hosts": ["z"], "device": "y"}), "of another place"),
+    "foreign": (lambda: spoiled(place={"mpi": "x", "hosts": ["z"], "device": "y"}), "was measured for x"),
 }
 
 
