@@ -197,7 +197,7 @@ def _check_hooks_run(model: nn.Module) -> None:
     """Reject a model for which PyTorch does not call the communication hooks, or calls them differently."""
     reason = ""
     if getattr(model, "_use_python_reducer", False):
-        reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; set another optimize_ddp'
+        reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; make the model without it'
     elif isinstance(model, ReplicateModule):
         reason = "replicate() has no reduce-scatter; wrap the model in DistributedDataParallel"
     elif isinstance(model, FSDPModule) and torch._dynamo.config.compiled_autograd:

@@ -189,7 +189,7 @@ class GroupTransport(LibraryConnection):
 
     def reductions(self, collective: str, op: str) -> tuple[Function, Callable[[Any, Any], Pending]]:
         if op not in _OPERATIONS:
-            raise InvalidArgument(f"op={op!r} over a process group of gloo's: there are {', '.join(_OPERATIONS)}")
+            raise InvalidArgument(f"op={op!r} is not supported over gloo: use one of {', '.join(_OPERATIONS)}")
         start = partial(self._iallreduce if collective == "allreduce" else self._ireduce_scatter, _OPERATIONS[op])
         return Function(lambda x, out: start(x, out).Test(), _UNKNOWN), start
 
