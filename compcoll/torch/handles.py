@@ -28,9 +28,9 @@ from .untraced import untraced
 Value = TypeVar("Value")
 
 _unasked: deque[_Work] = deque(maxlen=64)
-"""The last dropped handles that no code had waited for; C++ may hold them. There is room for one per joining model."""
+"""The last dropped handles that no code had waited for. C++ may hold one for each model that is joining."""
 _waited: deque[_Work] = deque(maxlen=2)
-"""The last dropped handles that only C++ had waited for; it may request the future next. They keep tensors alive."""
+"""The last dropped handles that only C++ had waited for; it may request the future next. Few, to free tensors soon."""
 
 
 class Lasting(_Work):

@@ -46,4 +46,4 @@ def linear(op: str | ReduceOp | ReduceOp.RedOpType) -> Linear:
             return Linear(_KINDS[kind])
         if kind == _SCALED:
             return Linear("sum", op.factor.cpu() if isinstance(op.factor, Tensor) else op.factor)
-    raise InvalidArgument(f"op={op!r} cannot be compressed: use sum and avg, or torch.distributed's collectives")
+    raise InvalidArgument(f"op={op!r} cannot be compressed, only sum and avg can: use torch.distributed's collective")

@@ -12,7 +12,7 @@ from ..stats import Stats
 
 _adding = threading.Lock()  # buckets end in several threads
 _LEAST = {"allreduce": 2, "reduce_scatter": 1}
-"""How often a rank sends its buffer at least, without its own share. In other collectives, it sends it to each rank."""
+"""Least number of times that a rank sends its buffer, without its own share. Other collectives: once to each rank."""
 
 
 @dataclass

@@ -243,7 +243,7 @@ def apart(source: Tensor, target: Tensor) -> Tensor:
 
 
 def gather_shares(comm: MPI.Intracomm, source: Tensor, gathered: Tensor, sizes: Sequence[int]) -> None:
-    """Gather ``sizes[r]`` elements of each rank r into contiguous memory. `source` may be its place in that memory."""
+    """Gather ``sizes[r]`` elements of each rank r into contiguous memory. `source` may be this rank's part of it."""
     in_place = source.data_ptr() == gathered.data_ptr() + sum(sizes[: comm.rank]) * gathered.element_size()
     source = source if in_place else apart(source, gathered)
     outgoing = MPI.IN_PLACE if in_place else bytes_of(source)

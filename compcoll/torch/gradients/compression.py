@@ -365,7 +365,7 @@ def _momentum_of(optimizer: torch.optim.Optimizer) -> float:
             f"optimizer has momentum={', '.join(map(str, moments))}: {supported}, and the same in all groups"
         )
     if optimizer.state:
-        raise InvalidArgument("optimizer has made steps already, and its momentum would be lost: make DGC before them")
+        raise InvalidArgument("optimizer has made steps already, and would lose its momentum: make DGC before them")
     return float(moments[0])
 
 

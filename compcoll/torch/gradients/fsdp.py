@@ -352,7 +352,7 @@ class Replicas(dist.ProcessGroup):
         try:
             self._reduction.reduce(tensor, tensor, op, before.present, before.between, wait=True)
         except Exception:
-            # PyTorch logs the exception, and looks up this group in these tables for it.
+            # To log the exception, PyTorch looks up this group in these tables.
             world = dist.distributed_c10d._world
             for known in (world.pg_map, world.pg_group_ranks):
                 known[self] = known[self._group]

@@ -48,7 +48,7 @@ def observed(moments: Mapping[str, Tensor], parameters: Mapping[str, nn.Paramete
     for name, parameter in parameters.items():
         if name not in moments or moments[name].shape != parameter.shape:
             shape = list(moments[name].shape) if name in moments else "none"
-            raise InvalidArgument(f"second moments of {name!r}, {list(parameter.shape)}, are needed: got shape {shape}")
+            raise InvalidArgument(f"second moments of {name!r} need the shape {list(parameter.shape)}: got {shape}")
         kept = torch.empty_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
         kept.copy_(torch.nan_to_num(moments[name], nan=0.0, posinf=0.0))
         here = kept.detach().cpu()  # array_of() views its memory, so it must stay alive

@@ -56,7 +56,7 @@ IN_FLIGHT = 2
 """The most communicators that `communicators_of` makes: one waits for its wires while the other encodes."""
 
 _THREADS_ADVICE = 'set mpi4py.rc.thread_level = "multiple" before MPI starts, and use an MPI built with threads'
-_BY_ELASTIC = "TORCHELASTIC_RUN_ID"  # torchrun's
+_BY_ELASTIC = "TORCHELASTIC_RUN_ID"  # torchrun sets it
 
 
 Group: TypeAlias = dist.ProcessGroup | DeviceMesh | None

@@ -25,7 +25,7 @@ _NEVER = timedelta(days=3650)
 """A time-out that is never reached. PyTorch's watchdog would end the process; compcoll's ends only the collective."""
 
 _LEFT_TO_US = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0"}
-"""Settings that PyTorch reads when a group is made. By default, an error of NCCL may end the process."""
+"""Settings that PyTorch reads when a group is made. With others, an error of NCCL could end the process."""
 
 
 class TorchNCCLTransport(NCCLBase):

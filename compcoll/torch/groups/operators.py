@@ -106,7 +106,7 @@ def _asked(
     feedback: ErrorFeedback | None = None,
     **options: Any,
 ) -> _Asked | None:
-    """Return a call's text arguments of an operator; None if the call must run outside of the graph.
+    """Return the text arguments with which an operator runs a call; None if the call must run outside of the graph.
 
     If an option of the codec changes, torch.compile compiles the graph again.
     """

@@ -421,7 +421,8 @@ class DiLoCo:
         self._check_resumed()
         self._finish(self._fragments)
         check_together(self.communicator, f"{type(self).__name__}.synchronize after step {self.steps}")
-        for fragment in (f for f in self._fragments if f.sent != self.steps):  # just sent ones have no change to send
+        # Fragments that were just sent have no change to send: momentum alone would move them.
+        for fragment in (f for f in self._fragments if f.sent != self.steps):
             self._begin(fragment, self.steps)
         self._finish(self._fragments)
         with torch.no_grad():

@@ -207,7 +207,7 @@ class SparseLoCo(DiLoCo):
     ) -> None:
         for name, value, highest in (("density", density, 0.5), ("beta", beta, 1.0), ("lr", lr, math.inf)):
             if not (0 <= value <= highest and math.isfinite(value)) or (name == "density" and value == 0):
-                raise InvalidArgument(f"{name}={value!r} must be finite, 0 (density: above 0) to {highest:g}")
+                raise InvalidArgument(f"{name}={value!r} must be finite, from 0 (density: above 0) to {highest:g}")
         self._make = partial(_SparseAverager, density, beta)
         self._values = f"density {density:g}, beta {beta:g}, lr {lr:g}"
         outer = partial(torch.optim.SGD, lr=lr)
