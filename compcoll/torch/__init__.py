@@ -2,9 +2,9 @@
 
 `compress` compresses the gradients of one model, on any backend. `DGC` adds momentum correction; `ACPSGD` and
 `PowerSGD` send low-rank factors. `OneBitAdam` and `ZeroOneAdam` send AdamW's momentum instead of gradients. `DiLoCo`
-and `SparseLoCo` send the change that many local steps make. `all_reduce` and the other functions are called like those
-of `torch.distributed`. Once compcoll is installed, `import torch` registers the backend ``"compcoll"`` of
-`init_process_group`.
+and `SparseLoCo` send how much the parameters changed in many local steps. `all_reduce` and the other functions are
+called like those of `torch.distributed`. Once compcoll is installed, `import torch` registers the backend
+``"compcoll"`` for `init_process_group`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: PyTorch imports this package at its own import, which must stay fast."""
+    """Import a public name on first use: `import torch` imports this package, and must stay fast."""
     if name == "WholeState":
         warn("compcoll.torch.WholeState", "compcoll.torch.GatheredState", stacklevel=2)
         name = "GatheredState"

@@ -16,7 +16,7 @@ from .failure_detector import board_of
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:
     """Return the seconds that a process group waits; PyTorch's default if its backend does not report them."""
-    if isinstance(seconds := getattr(group, "timeout", None), float):  # of our own backend
+    if isinstance(seconds := getattr(group, "timeout", None), float):  # compcoll's own backend
         return seconds
     options = getattr(group._get_backend(device), "options", None)
     given: timedelta = getattr(options, "_timeout", default_pg_timeout)
@@ -38,29 +38,29 @@ def check_alike(group: dist.ProcessGroup, device: torch.device, lines: list[str]
     Raises
     ------
     CollectiveMismatch
-        On every rank, with the first line in which they differ.
+        On every rank, with the first line that differs.
     """
     compare(gathered("\n".join(lines).encode(), group, device))
 
 
 def compare(texts: Sequence[bytes]) -> None:
-    """Check that all ranks' texts are the same.
+    """Check that the texts of all ranks are equal.
 
     Raises
     ------
     CollectiveMismatch
-        With the first line in which they differ.
+        With the first line that differs.
     """
     all_lines = [text.decode().split("\n") for text in texts]
     for number in range(max(map(len, all_lines))):
         lines = [each[number] if number < len(each) else "(nothing)" for each in all_lines]
         if len(set(lines)) > 1:
             table = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(lines))
-            raise CollectiveMismatch(f"the ranks' models or settings differ, first in this:\n{table}")
+            raise CollectiveMismatch(f"the ranks' models or settings differ. The first difference is:\n{table}")
 
 
 def gathered(data: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
-    """Gather bytes of any length from each rank. Collective.
+    """Return the bytes of all ranks, in rank order. Their lengths may differ. Collective.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def gathered(data: bytes, group: dist.ProcessGroup, device: torch.device) -> lis
 
 
 def gather_bytes(data: bytes, all_gather: Callable[[Tensor], list[Tensor]]) -> list[bytes]:
-    """Gather bytes of any length, with a function that gathers tensors of equal length. Collective."""
+    """Return the bytes of all ranks, whose lengths may differ. `all_gather` gathers tensors of equal length."""
     sizes = [int(size) for size in all_gather(torch.tensor([len(data)]))]
     padded = torch.frombuffer(bytearray(data.ljust(max(sizes), b"\0")), dtype=torch.uint8)
     return [bytes(one[:size].tolist()) for one, size in zip(all_gather(padded), sizes, strict=True)]

@@ -39,8 +39,8 @@ class Background:
     look : callable
         Called without arguments; returns the seconds until the next call, or None to sleep until `wake`.
     ends_at_exit : bool
-        Whether the thread ends when the interpreter begins to shut down: it may be in C++ for long, or have jobs to
-        do. Other threads run until the interpreter is gone.
+        Whether to end the thread when the interpreter begins to shut down. Set this if the thread may be in C++ for
+        long, or has jobs to finish. Otherwise the thread runs until the interpreter is gone.
     """
 
     def __init__(self, name: str, look: Callable[[], float | None], *, ends_at_exit: bool = False) -> None:

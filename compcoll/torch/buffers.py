@@ -1,4 +1,4 @@
-"""Memory and element types of tensors: everything that depends on the device.
+"""Access to the memory of tensors on the CPU and on GPUs, and their element types.
 
 Memory is accessed by ``data_ptr``, never by ``Tensor.numpy()``, which marks a storage as not resizable.
 """
@@ -83,7 +83,7 @@ def nbytes_of(tensor: Tensor) -> int:
 
 
 def array_of(tensor: Tensor) -> Any:
-    """View a contiguous tensor's memory as one-dimensional array; booleans become bytes. On a GPU it is a tensor."""
+    """Return a flat view of a contiguous tensor: on a GPU a tensor, else a NumPy array (of bytes for booleans)."""
     if tensor.is_cuda:
         return tensor.detach().view(-1)
     if not (nbytes := nbytes_of(tensor)):
@@ -92,7 +92,7 @@ def array_of(tensor: Tensor) -> Any:
 
 
 def copy_of(array: Array) -> Array:
-    """Copy an array; a tensor on the current stream."""
+    """Copy an array. A GPU tensor is copied on the current stream."""
     return array.clone() if isinstance(array, Tensor) else array.copy()
 
 
@@ -105,12 +105,12 @@ def wide(array: Array) -> Array:
 
 
 def residual_of(memory: Any) -> Array:
-    """View the memory in which a feedback keeps its residual."""
+    """View the memory of a feedback's residual as a NumPy array or a GPU tensor."""
     return memory if isinstance(memory, np.ndarray) else torch.from_dlpack(memory)
 
 
 def put(values: Array, target: Array) -> None:
-    """Copy values into the target, where saved values are in host memory."""
+    """Copy values into an array. The values may be in host memory even if the target is a GPU tensor."""
     if isinstance(target, Tensor):
         target.copy_(values if isinstance(values, Tensor) else torch.from_numpy(values))
     else:
@@ -178,7 +178,7 @@ def _side_by_side(tensors: Sequence[Tensor]) -> bool:
 
 
 def split_counts(sizes: Sequence[int], tensor: Tensor, ranks: int, which: str) -> list[int]:
-    """Return how many elements each rank gets, from row counts along the first axis; equal shares for no sizes.
+    """Convert split sizes, in rows along the first axis, to elements for each rank. No sizes mean equal shares.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def split_counts(sizes: Sequence[int], tensor: Tensor, ranks: int, which: str) -
             )
         return [rows // ranks * row] * ranks
     if len(sizes) != ranks or min(sizes) < 0 or sum(sizes) != rows:
-        raise InvalidArgument(f"{which}: split sizes {list(sizes)} do not make {rows} rows for {ranks} ranks")
+        raise InvalidArgument(f"{which}: split sizes {list(sizes)} must be {ranks} numbers whose sum is {rows}")
     return [size * row for size in sizes]
 
 
@@ -226,7 +226,7 @@ def check_device(device: torch.device) -> None:
     """
     if device.type not in ("cpu", "cuda"):
         raise UnsupportedDevice(
-            f"gradients on {device} cannot be compressed: only those on the CPU or on a CUDA device"
+            f"gradients on {device} cannot be compressed: move the model to the CPU or to a CUDA device"
         )
 
 

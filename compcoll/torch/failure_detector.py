@@ -1,8 +1,8 @@
-"""Failure detection for a process group without MPI: after an error, which ranks wait and which are silent.
+"""Failure detection for a process group without MPI: after an error, find out which ranks wait and which are silent.
 
-A rank that gives up announces it in the group's store; ranks that wait meanwhile answer there. A background thread
-writes and reads, because a rank cannot leave gloo while it waits. If the store does not answer, the error is raised
-all the same.
+A rank that gives up announces this in the group's store. Ranks that are waiting at that time answer there. Each rank
+writes and reads in a background thread, because a thread that waits in gloo cannot do anything else. If the store does
+not answer, the error is raised without this information.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .background import Background
 _GONE = ("onnection closed", "onnection reset", "Broken pipe", "pair closure", "onnection refused")
 _LATE = ("imed out", "imeout")
 _OWN = "Application timeout"
-"""What gloo reports for connections that it closed itself, because this rank had waited too long."""
+"""Part of gloo's message for connections that it closed itself, because this rank had waited too long."""
 
 _SECONDS_BETWEEN_POLLS = 0.1
 _SECONDS_TO_ANSWER = 2.0
 _SECONDS_OF_THE_STORE = 0.4
-"""The longest time that the store may take; less than any failure detection takes."""
+"""How long the store may take to accept an announcement; shorter than any failure detection."""
 
 _GAVE_UP, _LOST, _WAITS = "gave up", "lost a connection", "waits"
 
@@ -38,7 +38,7 @@ class Board:
     Parameters
     ----------
     store : torch.distributed.Store or None
-        Store used for nothing else. Without one, no rank is asked.
+        Store that is used for nothing else. If None, other ranks are not asked.
     rank, size : int
         Rank of this process in the group, and number of ranks.
 
@@ -60,7 +60,7 @@ class Board:
         self._wanted = False
         if store is None:
             return
-        # An earlier group of these ranks may have had the same name, and so the same keys in the store.
+        # Skip announcements of an earlier group, which had the same keys in the store if it had the same name.
         while store.check([str(self._read + 1)]):
             self._read += 1
         _watched.add(self)
@@ -79,16 +79,16 @@ class Board:
         peer : int, optional
             The only rank that is waited for.
         asks : bool
-            Whether the operation is over once the wait fails: then the other ranks are asked whether they wait.
+            Whether the operation is over if the wait fails. Only then are the other ranks asked whether they wait.
         started : float, optional
-            Time at which it began, by `time.monotonic`; now by default.
+            Time at which the operation began, by `time.monotonic`; now by default.
 
         Raises
         ------
         PeerTimeout
-            If the operation did not end in time; lists the ranks that do not wait themselves.
+            If the operation did not end in time; lists the ranks that are not waiting for it.
         PeerFailed
-            If a connection has ended, and no rank gave up before.
+            If a connection was lost, and no rank had given up before.
         CollectiveFailed
             If the operation failed otherwise.
         """
@@ -120,7 +120,7 @@ class Board:
                 return found
             missing, why = found.missing, str(found)
         failed = tuple(rank for rank in missing if len(missing) == 1 or rank == peer)
-        which = "another" if not failed else f"rank {failed[0]}"
+        which = "another rank" if not failed else f"rank {failed[0]}"
         return PeerFailed(
             f"rank {self.rank} of {self.size} lost the connection to {which}, which has died or left: {why}", failed
         )
@@ -140,8 +140,8 @@ class Board:
         late = not self._written and time.monotonic() > self._own_since + _SECONDS_OF_THE_STORE
         if self._own is not None and late:
             raise PeerTimeout(
-                f"rank {self.rank} gave up, {self._own[1]}; who is missing is not known: the process group's store "
-                "does not answer"
+                f"rank {self.rank} gave up, {self._own[1]}; the missing ranks are unknown, because the process group's "
+                "store does not answer"
             )
         return {rank: text for rank, (_, text) in tuple(self._received.items())}
 

@@ -1,8 +1,8 @@
-"""PyTorch's handles of operations: base classes, completed operations, and several operations as one.
+"""Handles of operations, as PyTorch's `Work`: base classes, completed operations, and several operations as one.
 
-C++ code that holds one of our handles, like DDP's reducer in `Join`, keeps only its C++ half alive, which does nothing
-without the Python half. So a handle is kept here if Python drops it before anyone waited for it or asked for its
-future.
+A handle has a C++ half and a Python half, and the C++ half does nothing alone. C++ code that holds a handle, such as
+DDP's reducer in `Join`, keeps only the C++ half alive. So this module keeps a handle alive if Python drops it before
+any code has waited for it or requested its future.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .untraced import untraced
 Value = TypeVar("Value")
 
 _unasked: deque[_Work] = deque(maxlen=64)
-"""The last handles that no thread had waited for; C++ may hold them. More than models that join at the same time."""
+"""The last dropped handles that no code had waited for. C++ may hold one for each model that is joining."""
 _waited: deque[_Work] = deque(maxlen=2)
-"""The last handles that only C++ had waited for; it may ask for the future next. Few, as they keep tensors alive."""
+"""The last dropped handles that only C++ had waited for; it may request the future next. Few, to free tensors soon."""
 
 
 class Lasting(_Work):
-    """Base of all our handles, which live as long as C++ may hold them.
+    """Base class of all handles, which keeps them alive while C++ may hold them.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Lasting(_Work):
             (_waited if self.waited else _unasked).append(self)  # alive again; __del__ runs once (PEP 442)
 
     def note_wait(self, timeout: timedelta | None) -> None:
-        """Record a wait: by C++ if there is a time-out (0 means none), else by Python."""
+        """Record a wait. C++ always passes a time-out, and 0 for no limit; a wait without one counts as Python's."""
         if timeout is None:
             self.asked = True
         else:
@@ -153,7 +153,7 @@ class Followed(Lasting):
     work : torch.distributed.Work
         The operation.
     board : Board
-        Reports the ranks that are missing if it fails.
+        Reports the missing ranks if the operation fails.
     what : str
         The operation, for error messages.
     finish : callable, optional

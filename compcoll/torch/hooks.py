@@ -30,7 +30,7 @@ def check_hook_free(model: object) -> None:
     """
     if isinstance(model, DistributedDataParallel) and model._comm_hooks:
         there = getattr(model._comm_hooks[0][0], "__qualname__", "?")
-        raise HookTaken(f"this model has the communication hook {there!r} already: DDP takes one, once")
+        raise HookTaken(f"this model already has the communication hook {there!r}, and DDP accepts only one")
 
 
 def register_hook(
@@ -68,7 +68,7 @@ class FilledBucket(NamedTuple):
     memory : torch.Tensor
         Their gradients, flat, each in the order of its parameter's memory.
     before : int
-        How many buckets and parameters precede it in its pass, added up.
+        Number of buckets before it in its pass, plus the number of their parameters.
     last : bool
         Whether it is the last bucket of its pass.
     """
@@ -128,7 +128,7 @@ class BucketHook:
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._handles = []
         if model.find_unused_parameters or model.static_graph:
-            self.used = used = set[str]()  # the hooks refer to nothing else: parameters outlive their wrapper
+            self.used = used = set[str]()  # hooks refer only to this set, since parameters may outlive the model
             for each, parameter in self._parameters.items():
                 self._handles.append(parameter.register_post_accumulate_grad_hook(lambda _, name=each: used.add(name)))
         register_hook(model, self._average, name)
@@ -150,11 +150,11 @@ class BucketHook:
         return list(memory.split(sizes))
 
     def guarded(self, job: Callable[[], Value], value: Value) -> Callable[[], Value]:
-        """Wrap a job so that it returns a value where it would raise: the pass raises that error at its end.
+        """Wrap a job so that it returns ``value`` instead of raising an error, which the pass raises at its end.
 
         If a future that a hook returns to DistributedDataParallel fails, ``backward()`` raises a RuntimeError with the
-        error's text. So the future completes normally, and the error is raised after all hooks, behind DDP's own end
-        of the pass. Outside of a pass, where DDP runs hooks for a rank that has joined, the job raises it.
+        error's text. So the future completes normally, and the original error is raised after DDP has ended the pass.
+        DDP also runs hooks outside of a pass, for a rank that has joined: there, the job raises its error.
         """
         in_pass = torch._C._current_graph_task_id() != -1
 
@@ -173,7 +173,7 @@ class BucketHook:
         """Raise the pass's error, if any, at the end of the pass. The last hook calls this."""
         if torch._C._current_graph_task_id() != -1:
             engine = torch.autograd.Variable._execution_engine
-            # DDP's own end runs after the callback that this hook queues, but before one that this callback queues.
+            # DDP ends the pass in a callback that runs after the outer callback here, and before the inner one.
             engine.queue_callback(lambda: engine.queue_callback(self._raise))
 
     def _raise(self) -> None:

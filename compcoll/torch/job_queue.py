@@ -10,7 +10,7 @@ whether its callbacks run in the submitting or in the completing thread.
 
 Waking a thread costs more than a small collective. So the queue's thread, once it had work, polls the queue for some
 time before it sleeps, and finds jobs without being woken. It polls less often the longer other threads run all jobs,
-since polling disturbs them. It is woken if it sleeps, or if a future is requested: that caller does not run the job.
+since polling disturbs them. It is woken if it sleeps, or if a future is requested, whose caller does not run the job.
 """
 
 from __future__ import annotations
@@ -233,7 +233,8 @@ class JobQueue:
             self._nap = _SHORTEST_SLEEP
         self._looks = 0 if self._used else self._looks + 1
         self._used = False
-        # Either the submitting thread sees that this thread sleeps, or this thread sees the job.
+        # This order loses no job: a submitting thread sees that this thread sleeps and wakes it, or this thread sees
+        # the job below.
         self._asleep = self._looks > _LOOKS
         if self._line:
             return 0.0

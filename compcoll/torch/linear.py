@@ -30,12 +30,12 @@ class Linear(NamedTuple):
 
 
 def linear(op: str | ReduceOp | ReduceOp.RedOpType) -> Linear:
-    """Convert an operation to the sum or mean that it is.
+    """Return a reduction operation as a `Linear`.
 
     Raises
     ------
     InvalidArgument
-        If it is another operation, which cannot be compressed.
+        If it is neither a sum nor a mean, and so cannot be compressed.
     """
     if isinstance(op, str):
         if op.lower() in _NAMES:
@@ -46,4 +46,4 @@ def linear(op: str | ReduceOp | ReduceOp.RedOpType) -> Linear:
             return Linear(_KINDS[kind])
         if kind == _SCALED:
             return Linear("sum", op.factor.cpu() if isinstance(op.factor, Tensor) else op.factor)
-    raise InvalidArgument(f"op={op!r} cannot be compressed: sum and avg can; for others use torch.distributed's own")
+    raise InvalidArgument(f"op={op!r} cannot be compressed, only sum and avg can: use torch.distributed's collective")

@@ -1,4 +1,4 @@
-"""The scale of the loss in automatic mixed precision: which GradScaler sets it, and the unit of residuals."""
+"""The loss scale of automatic mixed precision, which multiplies gradients and their residuals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LossScale:
     Attributes
     ----------
     unit : float
-        How many times larger stored values of gradients are than they would be without a scaler.
+        Loss scale by which stored values, such as residuals, are multiplied; 1 without a scaler.
 
     Raises
     ------
@@ -38,7 +38,7 @@ class LossScale:
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = {id(parameter) for parameter in parameters}
-        # All scalers in use before the first step, then the one that scales these gradients, if any.
+        # Before the first step: all scalers in use. After it: the one that scales these gradients, if any.
         self._scalers: list[weakref.ref[torch.amp.GradScaler]] | None = None
         self._certain = False
         self._step: tuple[object, ...] = ()
@@ -72,9 +72,9 @@ class LossScale:
         self._step = self._steps()
         if now is None and self._loaded:
             raise InvalidArgument(
-                "several GradScalers with different scales are in use, and which of them scales this loss is seen at "
-                "the optimizer's first step: too late for residuals of a state that was loaded. Have them begin with "
-                "the same scale: scaler.update(new_scale=...)"
+                "several GradScalers with different scales are in use. Only the optimizer's first step shows which of "
+                "them scales this loss, but the residuals of the loaded state are needed before. Give all scalers the "
+                "same scale first: scaler.update(new_scale=...)"
             )
         self._begun = True
         before, self.unit = self.unit, self.unit if now is None else now
@@ -112,9 +112,9 @@ class LossScale:
         self.unit = found
         if self._loaded:
             raise InvalidArgument(
-                f"another GradScaler is in use in this process, whose scale of {taken:g} residuals of a state that was "
-                f"loaded were given, but these gradients were scaled by {found:g}: load that state again; the next "
-                "steps will be right"
+                f"the residuals of the loaded state were multiplied by the scale of {taken:g} of another GradScaler in "
+                f"this process, but these gradients were scaled by {found:g}: load the state again; the next steps "
+                "use the right scale"
             )
 
 

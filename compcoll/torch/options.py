@@ -16,8 +16,8 @@ MIN_BYTES = 512 * 1024
 class Options:
     """Compression of a process group: ``init_process_group("compcoll", pg_options=Options(codec="zfp", rate=8))``.
 
-    Sums and means of at least ``min_bytes`` of floating-point elements are compressed, in all forms of all_reduce and
-    reduce_scatter. Nothing else is.
+    All forms of all_reduce and reduce_scatter compress sums and means of at least ``min_bytes`` of floating-point
+    elements. Other collectives do not compress.
 
     Parameters
     ----------
@@ -26,8 +26,8 @@ class Options:
     min_bytes : int
         Smallest buffer to be compressed, in bytes; 512 KiB by default.
     algorithm : str
-        As in `compcoll.allreduce`, for buffers that may be compressed. ``"auto"`` compresses only where that pays,
-        which on one machine it mostly does not. A reduce_scatter without an algorithm of that name uses ``"auto"``.
+        As in `compcoll.allreduce`, for buffers that may be compressed. ``"auto"`` compresses only where this saves
+        time, and so mostly not on one machine. If reduce_scatter has no algorithm of this name, it uses ``"auto"``.
     **codec_options
         Configuration of a codec given by name, such as ``rate=8``.
 

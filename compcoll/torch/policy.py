@@ -16,7 +16,7 @@ from ..sparse import Sparsifier
 from .buffers import COMPRESSIBLE, Array
 
 KINDS = ("embeddings", "norms", "biases")
-"""Kinds of parameters that stay exact by default: sensitive to errors, and small or with mostly zero rows."""
+"""Kinds of parameters that stay exact by default. Errors harm them, and they are small or most of their rows zero."""
 
 SMALLEST = 1024
 """Number of elements from which a parameter is worth compressing."""
@@ -35,7 +35,7 @@ def check_whole(name: str, value: object, lowest: int) -> None:
 
 
 def compressing(codec: Codec | None) -> str:
-    """Return the allreduce algorithm that compresses even where that does not pay."""
+    """Return an allreduce algorithm that always compresses, even where this saves no time."""
     return "sparse_ring" if isinstance(codec, Sparsifier) else "direct"
 
 
@@ -57,7 +57,8 @@ def try_codec(
     zeros : iterable of array
         One array for each element type.
     codec, algorithm
-        Those of the averages. ``"auto"`` would not compress so few elements: an algorithm that does is tried.
+        As in the later calls. ``"auto"`` would not compress so few elements, so it is replaced by an algorithm that
+        does.
     feedback : callable or None
         Makes the feedback of an average.
     scatter : bool
@@ -72,7 +73,7 @@ def try_codec(
 
 
 def kind_of(name: str, owner: nn.Module) -> str | None:
-    """Return the kind of a parameter, if it is one of `KINDS`.
+    """Return a parameter's kind, one of `KINDS`, or None.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ def exact_parameters(
     Returns
     -------
     dict
-        By name; a parameter that several modules share has its first name, and is exact if it is for any of them.
+        By name. A parameter that several modules share has its first name, and is exact if any of them makes it exact.
 
     Raises
     ------

@@ -41,7 +41,7 @@ def logical_name(name: str) -> str:
 
 
 def count_calls_with(feedback: ErrorFeedback | None, communicator: Communicator) -> None:
-    """Make a codec that selects elements at random, such as ``randomk``, count the collectives that have begun.
+    """Give a feedback the number of collectives so far, by which ``randomk`` selects its random elements.
 
     Codecs that round at random use this number, too, and states contain it.
     """
@@ -79,7 +79,7 @@ def to_memory(values: Tensor, parameter: Tensor) -> npt.NDArray[Any]:
 
 
 def _like(parameter: Tensor) -> Tensor:
-    # As in DistributedDataParallel's buckets, elements that overlap or leave gaps are laid out row by row.
+    # As in DistributedDataParallel's buckets, a parameter whose memory has gaps or overlaps is laid out row by row.
     dtype = residual_dtype(parameter.dtype)
     if not is_dense(parameter):
         return torch.empty(parameter.shape, dtype=dtype)
@@ -104,7 +104,9 @@ def residuals_of(
     kind: str = _RESIDUALS,
     optional: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """Return a rank's part of its own state or of all ranks' states; the sum over the ranks is preserved.
+    """Return a rank's residuals from its own state, or its share from all ranks' states.
+
+    The shares preserve the sum of the residuals over the ranks, whatever the number of ranks is now.
 
     Parameters
     ----------
@@ -131,12 +133,12 @@ def residuals_of(
     for state in [states] if isinstance(states, Mapping) else states:
         if isinstance(state, Mapping) and state.get("version", _VERSION) != _VERSION:
             raise InvalidArgument(
-                f"this state is of version {state['version']!r}, and this release reads {_VERSION}: leave it out, and "
-                "training goes on as if nothing had been lost so far"
+                f"this state has version {state['version']!r}, but this release reads version {_VERSION}: do not load "
+                "it; training then continues without its residuals"
             )
         if not isinstance(state, Mapping) or set(state).difference(optional) != wanted.difference(optional):
             needed = ", ".join(sorted(wanted))
-            raise InvalidArgument(f"this is no state of such a compression: {needed} are needed")
+            raise InvalidArgument(f"this is no state of such a compression, which has the keys {needed}")
     if isinstance(states, Mapping):
         if (states["rank"], states["size"]) != (rank, size):
             raise InvalidArgument(
@@ -147,7 +149,7 @@ def residuals_of(
     else:
         ranks = [state["rank"] for state in states]
         if not states or sorted(ranks) != list(range(states[0]["size"])):
-            raise InvalidArgument(f"states of ranks {ranks} were given: those of all ranks are needed, each once")
+            raise InvalidArgument(f"states of ranks {ranks} were given: give the state of each rank once")
         chosen = [state for state in states if state["rank"] % size == rank]
     residuals: dict[str, Tensor] = {}
     for state in chosen:
@@ -183,7 +185,7 @@ def added(residuals: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[s
 
 
 def layout_of(states: Mapping[str, Any] | Sequence[Mapping[str, Any]], names: Collection[str]) -> Layout | None:
-    """Return the buckets of a state's next step, under `BUCKETS`; None if it has none, or those of other parameters.
+    """Return the buckets of a state's next step; None if it has no buckets, or buckets of other parameters.
 
     DistributedDataParallel rebuilds its buckets after the first step. The place of an element in a bucket decides how
     it is encoded, and in which order ranks add it. So the first step after loading a state uses the state's buckets.
@@ -226,7 +228,7 @@ class GatheredState:
     def state_dict(self) -> dict[str, Any]:
         """Gather all ranks' states on rank 0; other ranks get an empty one. Collective: every rank calls it.
 
-        Rank 0 needs memory for as many states as there are ranks.
+        Rank 0 needs memory for the states of all ranks.
         """
         own = self._compression.state_dict()
         first = dist.get_rank(self._group) == 0
@@ -240,10 +242,10 @@ class GatheredState:
         Raises
         ------
         InvalidArgument
-            If it is no such state, another rank's, or does not belong to this compression.
+            If it was not returned by `state_dict` on rank 0, or does not belong to this compression.
         """
         if not isinstance(state, Mapping) or set(state) != {_RANKS}:
-            raise InvalidArgument("this is no state of all ranks: what state_dict() gave on rank 0 is needed")
+            raise InvalidArgument("this is no state of all ranks: load what state_dict() returned on rank 0")
         if not state[_RANKS]:
-            raise InvalidArgument("this state is empty, as state_dict() gives it on other ranks than 0: save rank 0's")
+            raise InvalidArgument("this state is empty, as on all ranks but 0: save and load the state of rank 0")
         self._compression.load_state_dict(state[_RANKS])

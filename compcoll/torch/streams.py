@@ -1,8 +1,8 @@
-"""Stream order of jobs on GPU tensors: after what their caller has launched, before what is launched later.
+"""Stream order of jobs on GPU tensors: after their caller's earlier launches, before launches that need the result.
 
-A thread other than the caller's may launch work on GPU tensors while the caller launches more. So this work goes to a
-separate stream, which waits for what the caller had launched before. A thread that waits for the result makes its
-current stream wait for it; the host does not block.
+Another thread than the caller's may launch a job while the caller launches more work. So jobs launch on a separate
+stream, which first waits for the work that the caller had launched when it submitted the job. A thread that waits for
+the job makes its current stream wait for the job's stream; the host does not block.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StreamOrder:
     Attributes
     ----------
     devices : list of torch.device
-        The GPU, for futures whose values are there.
+        The GPU, as the argument of futures whose values are on it.
     """
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream, tensors: Sequence[Tensor]) -> None:
@@ -43,7 +43,7 @@ class StreamOrder:
         self._before = torch.cuda.current_stream(device).record_event()
         self._behind: torch.cuda.Event | None = None
         for tensor in tensors:
-            tensor.record_stream(stream)  # a caller that does not wait may free it
+            tensor.record_stream(stream)  # a caller that does not wait may free the tensor early
 
     def around(self, job: Callable[[], Value]) -> Value:
         """Run the job on the stream, in the calling thread."""
@@ -69,13 +69,13 @@ class JobStreams:
         self.on = lru_cache(maxsize=None)(lambda gpu: torch.cuda.Stream(gpu))
 
     def order(self, *tensors: Tensor) -> StreamOrder | None:
-        """Record the place of a job that is submitted now; None for tensors in host memory, and for no tensors."""
+        """Return the stream order of a job that is submitted now; None for tensors in host memory, or no tensors."""
         if not tensors or not tensors[0].is_cuda:
             return None
         return StreamOrder(tensors[0].device, self.on(tensors[0].device), tensors)
 
     def fetch(self, array: Array) -> HostArray:
-        """Return an array in host memory; a tensor as all jobs leave it."""
+        """Return a NumPy array as it is; copy a GPU tensor to host memory after all jobs submitted so far."""
         if not isinstance(array, Tensor):
             return array
         with torch.cuda.stream(self.on(array.device)):

@@ -12,8 +12,7 @@ from ..stats import Stats
 
 _adding = threading.Lock()  # buckets end in several threads
 _LEAST = {"allreduce": 2, "reduce_scatter": 1}
-"""How many times a rank must send its buffer, without the share that it keeps; in other collectives once to each rank.
-"""
+"""Least number of times that a rank sends its buffer, without its own share. Other collectives: once to each rank."""
 
 
 @dataclass
@@ -27,7 +26,7 @@ class TrainingStats:
     raw_nbytes : int
         Bytes of this rank's buffers.
     wire_nbytes : int
-        Bytes that this rank sent. MPI's own collectives do not report them: the least possible is counted.
+        Bytes that this rank sent. MPI's own collectives do not report them, so the least possible number is counted.
     raw_sent_nbytes : int
         Bytes that this rank would have sent without a codec, by the same algorithms.
     encode_seconds, decode_seconds, wait_seconds, total_seconds : float

@@ -27,6 +27,9 @@ def untraced(function: Function, reason: str = "") -> Function:
 
 
 def constant(function: Function) -> Function:
-    """Make torch.compile call a function and keep its result, without loading torch._dynamo now."""
+    """Make torch.compile call a function when it traces, and treat the result as a constant.
+
+    Unlike PyTorch's own decorator for this, it does not load torch._dynamo.
+    """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

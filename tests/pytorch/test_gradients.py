@@ -311,5 +311,5 @@ def test_feedback_is_made_by_what_is_given() -> None:
     assert made(MinMax(), True) is made(TopK(0.1), True) is made(MinMax(), ErrorFeedback) is ErrorFeedback
     assert made(Variance(), True) is VarianceFeedback and made(TopK(0.1), DGCFeedback) is DGCFeedback
     for wrong in (1, "yes", None, ErrorFeedback(), dict, lambda: 1):
-        with pytest.raises(InvalidArgument, match=r"feedback=.* what makes an ErrorFeedback"):
+        with pytest.raises(InvalidArgument, match=r"feedback=.* callable that returns an ErrorFeedback"):
             maker_of(MinMax(), wrong)

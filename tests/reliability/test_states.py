@@ -186,13 +186,13 @@ def test_states_of_compressions_that_are_foreign_are_refused() -> None:
     assert (residuals_of(own[1], 1, 2, {"weight": (300,)}, low)["weight"] == 3.5).all()
     spoiled = {"weight": torch.tensor([np.nan] * 300)}
     for wrong, said in (
-        ({**own[0], "version": 1}, "version 1, and this release reads 2: leave it out"),
+        ({**own[0], "version": 1}, "version 1, but this release reads version 2: do not load it"),
         ({name: value for name, value in own[0].items() if name != "factors"}, "no state of such a compression"),
         ({**own[0], "residuals": spoiled}, "'weight' holds NaN or Inf"),
         ({**own[0], "residuals": {"weight": torch.ones(299)}}, r"\[299\] elements of 'weight'"),
         ({**own[0], "residuals": {"bias": torch.ones(300)}}, "'bias', which is no parameter of that shape"),
         (own[1], "rank 1 of 2, but here is rank 0 of 2"),
-        (own[:1], "those of all ranks are needed"),
+        (own[:1], "give the state of each rank once"),
     ):
         with pytest.raises(InvalidArgument, match=said):
             residuals_of(wrong, 0, 2, {"weight": (300,)}, low)

@@ -11,9 +11,10 @@ from . import NAME
 
 
 def register() -> None:
-    """Register the backend and the rendezvous; repeated calls are harmless. The first process group starts MPI.
+    """Register the backend and the rendezvous with PyTorch. Repeated calls are harmless.
 
-    Never raises: that would end every `import torch` in this environment.
+    MPI starts only with the first process group. This function never raises, since an exception would make every
+    `import torch` in this environment fail.
     """
     try:
         _register()

@@ -1,9 +1,10 @@
-"""The channel from a process group to MPI: collectives in one order, each after a handshake of all ranks.
+"""The channel from a process group to MPI: it runs collectives, each after a handshake of all ranks.
 
-compcoll's collectives make their own handshake: their first messages show whether all ranks make the same call, and
-every wait has a time-out. On large buffers, MPI's blocking collectives take a part of the time of its nonblocking ones.
-Before a blocking one runs, the communicator's handshake checks the call. A rank that is stuck in it because another
-rank has died cannot be interrupted: `watched` ends the job when its time is up.
+compcoll's collectives make this handshake themselves: their first messages show whether all ranks make the same call,
+and every wait has a time-out. All other collectives are MPI's blocking ones, which are faster than its nonblocking ones
+on large buffers. The communicator's handshake checks the call before a blocking collective runs. A rank cannot be
+interrupted if it is stuck in a blocking collective because another rank has died. So `watched` ends the job when the
+time-out is over.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..background import Background
 from ..streams import StreamOrder
 
 SECONDS_TO_MEET = 60.0
-"""The shortest time-out of ranks that have just started, and need not arrive at the same time."""
+"""The shortest time-out for ranks that have just started, since some may start much later than others."""
 
 _TAGS = 32768  # MPI promises tags up to 32767
 _SECONDS_BETWEEN_POLLS = 0.5
@@ -55,7 +56,7 @@ _watch = Background("watch", _end_late_calls)
 
 @contextmanager
 def watched(what: str, seconds: float) -> Iterator[None]:
-    """Enclose blocking MPI calls in this thread: the job ends if they take longer than `seconds`."""
+    """Enclose blocking MPI calls in a `with` block: the job ends if the block takes longer than `seconds`."""
     _watch.start()
     _blocked[threading.get_ident()] = (time.monotonic(), seconds, what)
     try:
@@ -68,20 +69,21 @@ Tensors = Sequence[Tensor] | Sequence[Sequence[Tensor]]
 
 
 class Collective(NamedTuple):
-    """A collective whose arguments are checked.
+    """A collective call with checked arguments, ready to run.
 
     Attributes
     ----------
     run : callable
-        Runs it.
+        Runs the collective, without arguments.
     result : tensors or None
-        The value of its future.
+        Value of the future that the caller gets.
     signature : Signature or None
-        Signature that a handshake compares before it runs; None if ``run`` makes the handshake.
+        Signature that the handshake before ``run`` compares; None if ``run`` makes the handshake.
     order : StreamOrder or None
-        Order on a GPU's streams, if it works on tensors there.
+        Place in the stream order of a GPU; None for tensors in host memory.
     blocks : bool
-        Whether ``run`` may block in MPI, where no rank can be interrupted. Without a signature it does not.
+        Whether ``run`` may block in MPI, where a rank cannot be interrupted. Ignored if there is no signature: ``run``
+        then has time-outs.
     """
 
     run: Callable[[], object]
@@ -99,7 +101,7 @@ class Channel:
     comm : mpi4py.MPI.Intracomm
         Communicator that the channel takes over.
     seconds : float
-        Time-out of calls without one of their own, in seconds.
+        Time-out of calls that do not set one, in seconds.
 
     Attributes
     ----------
@@ -123,7 +125,14 @@ class Channel:
         self.broken: BaseException | None = None
 
     def run(self, collective: Collective, seconds: float) -> Tensors | None:
-        """Run a collective after the ranks' handshake; each may take `seconds`, or the channel's time-out if <= 0.
+        """Run a collective after the handshake of all ranks.
+
+        Parameters
+        ----------
+        collective : Collective
+            What to run.
+        seconds : float
+            Time-out of the handshake, and again of the collective; the channel's time-out if <= 0.
 
         Returns
         -------

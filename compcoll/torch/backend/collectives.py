@@ -1,4 +1,4 @@
-"""Preparation of a process group's collectives: their base, and the collectives that move elements of any type."""
+"""Preparation of a process group's collectives: the base class, with the collectives that do not reduce."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Thing = TypeVar("Thing")
 class Collectives:
     """Prepares broadcasts, gathers, scatters and exchanges.
 
-    Arguments are checked in the caller's thread; memory is touched when the job runs.
+    Each method checks its arguments in the caller's thread. The returned `Collective` accesses memory when it runs.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Collectives:
         self._streams = JobStreams()
 
     def ordered(self, tensors: Sequence[Tensor], *, direct: bool = True) -> StreamOrder | None:
-        """Return the order of a call on GPU tensors, as `CallOrder`; None for tensors in host memory."""
+        """Return the `CallOrder` of a call on GPU tensors; None for tensors in host memory."""
         return None if all(map(on_host, tensors)) else CallOrder(self._streams, tensors, direct=direct)
 
     def root(self, root: int) -> int:
@@ -51,7 +51,7 @@ class Collectives:
             If it is not.
         """
         if not 0 <= root < self.size:
-            raise InvalidArgument(f"rank {root} is not in this group: 0 to {self.size - 1}")
+            raise InvalidArgument(f"rank {root} is not in this group, which has the ranks 0 to {self.size - 1}")
         return root
 
     def one_each(self, parts: Tensors, what: str) -> None:
@@ -181,8 +181,8 @@ class Collectives:
         self.comm.Alltoall(np.array(sent, np.int64), announced)
         what = "alltoall's sizes match"
         if announced.tolist() != list(received):
-            # Two ranks whose sizes do not match must not send equal signatures: hence the rank.
-            what = f"alltoall's rank {self.rank} gets {announced.tolist()} elements, but made room for {list(received)}"
+            # The text names the rank, so that two ranks with wrong sizes cannot have equal signatures.
+            what = f"alltoall: rank {self.rank} is sent {announced.tolist()} elements, but expects {list(received)}"
         self.channel.communicator._agree(signature(what), self.channel.limit)
         target = packed(order, outputs, filled=False)
         source = apart(packed(order, inputs, filled=True).memory, target.memory)
@@ -204,9 +204,9 @@ class Collectives:
 
 
 def only(things: Sequence[Thing]) -> Thing:
-    """Return the only tensor or list of a call."""
+    """Return the only tensor or list of a call. Raise InvalidBuffer for any other number."""
     if len(things) != 1:
-        raise InvalidBuffer(f"{len(things)} tensors or lists were given: a process group takes one for each process")
+        raise InvalidBuffer(f"{len(things)} tensors or lists were given: this collective takes one from each rank")
     return things[0]
 
 
@@ -235,15 +235,15 @@ def sizes_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def apart(source: Tensor, target: Tensor) -> Tensor:
-    """Copy the source if it overlaps with the target: MPI allows no aliases.
+    """Return the source, or a copy if it overlaps with the target: MPI forbids overlapping buffers.
 
-    The caller keeps the result as long as MPI reads it.
+    The caller keeps a reference to the result until MPI has read it.
     """
     return source.clone() if overlap(source, target) else source
 
 
 def gather_shares(comm: MPI.Intracomm, source: Tensor, gathered: Tensor, sizes: Sequence[int]) -> None:
-    """Gather ``sizes[r]`` elements of each rank r in contiguous memory, which may hold this rank's already."""
+    """Gather ``sizes[r]`` elements of each rank r into contiguous memory. `source` may be this rank's part of it."""
     in_place = source.data_ptr() == gathered.data_ptr() + sum(sizes[: comm.rank]) * gathered.element_size()
     source = source if in_place else apart(source, gathered)
     outgoing = MPI.IN_PLACE if in_place else bytes_of(source)

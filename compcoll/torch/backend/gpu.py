@@ -1,11 +1,12 @@
 """GPU tensors in MPI calls: a GPU-aware MPI gets their memory, other MPIs get copies in pinned host memory.
 
-MPI does not know streams. So the thread that runs a call, not its caller, waits for what the caller had launched.
-`operations.memory_of` and `GPUPacked` wait for the call's own launches before MPI gets memory. When MPI has completed,
-so have its writes. Copies that follow record an event. A thread that waits for the call makes its current stream wait
-for that event; the host does not block.
+MPI does not know streams. So the thread that runs a call, not its caller, waits until the GPU has done what the caller
+launched before. `operations.memory_of` and `GPUPacked` wait for the call's own kernels and copies before MPI gets
+memory. When MPI returns, its writes are complete. Copies from host memory to the tensors may follow; an event is
+recorded after them. A thread that waits for the call makes its current stream wait for that event; the host does not
+block.
 
-MPI calls are the same with copies as without them. So each rank decides for itself.
+Each rank decides for itself whether it copies: the MPI calls are the same either way.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ def gpu_of(tensors: Sequence[Tensor]) -> torch.device:
 
 
 class CallOrder(StreamOrder):
-    """The order of an MPI call on GPU tensors: the host waits for the caller's launches, then the call begins.
+    """The stream order of an MPI call on GPU tensors: the host waits for the caller's launches, then the call begins.
 
     Parameters
     ----------
     streams : JobStreams
-        The group's streams: groups never wait for each other's work.
+        The group's own streams, so that groups never wait for each other's work.
     tensors : sequence of torch.Tensor
         All tensors of the call.
     direct : bool
-        Whether the host accesses their memory only through MPI.
+        Whether only MPI and GPUs access their memory. A GPU-aware MPI then needs no copies in host memory.
 
     Attributes
     ----------
     staged : bool
-        Whether MPI gets copies.
+        Whether MPI gets copies in host memory.
     """
 
     def __init__(self, streams: JobStreams, tensors: Sequence[Tensor], *, direct: bool = True) -> None:
@@ -64,17 +65,18 @@ class CallOrder(StreamOrder):
         self.staged = not (direct and gpu_awareness().aware)
 
     def _begin(self) -> None:
-        self._before.synchronize()  # before the handshake: this rank may be late, or its GPU may have failed
+        # Wait before the handshake, which has a time-out: this rank may be late, or its GPU may have failed.
+        self._before.synchronize()
 
     @contextmanager
     def bound(self) -> Iterator[None]:
-        """Enclose MPI calls, in any thread."""
+        """Enclose MPI calls of any thread in a `with` block, which selects the GPU and the call's stream."""
         with torch.cuda.stream(self._stream):
             self._stream.query()  # a thread has a GPU's context only after its first query
             yield
 
     def finish(self) -> None:
-        """Make the host wait for launched work."""
+        """Make the host wait for all work on the call's stream."""
         self._stream.synchronize()
 
 
@@ -84,7 +86,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 
 class GPUPacked(Packed):
-    """GPU tensors in one contiguous block of pinned host memory; if it is filled, the values have arrived."""
+    """GPU tensors in one contiguous block of pinned host memory. If `filled`, the constructor waits for the values."""
 
     def __init__(self, tensors: Sequence[Tensor], *, filled: bool) -> None:
         super().__init__(tensors, filled=filled)
@@ -101,6 +103,6 @@ class GPUPacked(Packed):
 
 
 def packed(order: StreamOrder | None, tensors: Sequence[Tensor], *, filled: bool) -> Packed:
-    """Pack the tensors of a call in their own memory, or in host memory if its order is staged."""
+    """Pack the tensors of a call: in host memory if the order is staged, and otherwise on their own device."""
     staged = isinstance(order, CallOrder) and order.staged
     return (GPUPacked if staged else Packed)(tensors, filled=filled)

@@ -27,18 +27,18 @@ _ON_HOST = nullcontext()
 
 
 class Message(Handle[list[Tensor]]):
-    """A message in progress; also PyTorch's handle of a send or a receive.
+    """A send or a receive in progress; the handle that PyTorch returns to its caller.
 
-    It advances during a wait, and otherwise in a background thread.
+    `wait` advances the message, and otherwise a background thread does.
 
     Parameters
     ----------
     request : mpi4py.MPI.Request
         MPI's request.
     packed : Packed
-        The tensor, and the memory that MPI got.
+        The tensor, and the memory that was passed to MPI.
     order : CallOrder or None
-        Stream order of a tensor on a GPU.
+        Stream order of a tensor on a GPU; None for a tensor in host memory.
     what : str
         Description for error messages.
     sending : bool
@@ -109,7 +109,7 @@ class Message(Handle[list[Tensor]]):
         self.source = self._status.Get_source()
         nbytes, room = self._status.Get_count(MPI.BYTE), nbytes_of(self._packed.memory)
         if nbytes != room:
-            self.error = InvalidBuffer(f"{self._what}: {nbytes} bytes came for a tensor of {room}")
+            self.error = InvalidBuffer(f"{self._what} got {nbytes} bytes, but the tensor has {room} bytes")
         else:
             self._packed.unpack()
             if self._order is not None:
@@ -134,7 +134,7 @@ class Message(Handle[list[Tensor]]):
 
 
 class _Progress:
-    """Advances messages that no thread waits for."""
+    """Advances all pending messages in a background thread."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
@@ -200,7 +200,7 @@ class Messages:
 
     def _start(self, post: Any, tensors: Sequence[Tensor], rank: int, tag: int, what: str, *, sending: bool) -> Message:
         if len(tensors) != 1:
-            raise InvalidBuffer(f"{len(tensors)} tensors were given: one is sent at a time")
+            raise InvalidBuffer(f"{len(tensors)} tensors were given: a send or receive takes one")
         if not 0 <= tag <= self._largest_tag:
             raise InvalidArgument(f"tag={tag}: 0 to {self._largest_tag} are allowed")
         order = None if on_host(tensors[0]) else CallOrder(self._streams, tensors)
@@ -215,5 +215,5 @@ class Messages:
 
     def _rank(self, rank: int) -> int:
         if not 0 <= rank < self._size:
-            raise InvalidArgument(f"rank {rank} is not in this group: 0 to {self._size - 1}")
+            raise InvalidArgument(f"rank {rank} is not in this group, which has the ranks 0 to {self._size - 1}")
         return rank

@@ -1,4 +1,4 @@
-"""Tensors as MPI buffers, and PyTorch's reduction operations: what they do to elements, and how MPI runs them."""
+"""Tensors as MPI buffers, and PyTorch's reduction operations as operations of MPI."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ _OPERATIONS = {
     "BOR": MPI.BOR,
     "BXOR": MPI.BXOR,
 }
-# On bytes that are 0 or 1, so that a sum of booleans is true where any of them is.
+# Booleans are bytes with the value 0 or 1. SUM takes the maximum, so that the result is 0 or 1, too.
 _OF_BOOLEANS = {"SUM": MPI.MAX, "MAX": MPI.MAX, "BOR": MPI.MAX}
 _OF_BOOLEANS |= {"PRODUCT": MPI.MIN, "MIN": MPI.MIN, "BAND": MPI.MIN, "BXOR": MPI.BXOR}
 _LINEAR = {"SUM": "sum", "AVG": "mean"}
 
 
 class ReduceOperation(NamedTuple):
-    """How tensors are reduced.
+    """How MPI reduces tensors for an operation of PyTorch and an element type.
 
     Attributes
     ----------
@@ -90,9 +90,9 @@ class ReduceOperation(NamedTuple):
     by_mpi : bool
         Whether MPI does the whole reduction.
     scaled : bool
-        Whether values are multiplied first.
+        Whether each rank multiplies its values by ``factor`` first.
     factor : float or torch.Tensor or None
-        Factor of each rank's values in that case.
+        That factor; None if not ``scaled``.
     """
 
     name: str
@@ -129,17 +129,17 @@ def reduce_operation(op: ReduceOp | ReduceOp.RedOpType, dtype: torch.dtype) -> R
 
 def _reduce_operation(name: str, dtype: torch.dtype) -> ReduceOperation:
     if name not in _OPERATIONS:
-        raise InvalidArgument(f"{name} is no reduction: there are {', '.join(_OPERATIONS)}")
+        raise InvalidArgument(f"reduction {name} is not supported: use one of {', '.join(_OPERATIONS)}")
     if dtype is torch.bool:
         if name not in _OF_BOOLEANS:
-            raise UnsupportedDType(f"{name} of booleans: there are {', '.join(_OF_BOOLEANS)}")
+            raise UnsupportedDType(f"{name} of booleans is not defined: use one of {', '.join(_OF_BOOLEANS)}")
         return ReduceOperation(name, _OF_BOOLEANS[name], "", as_given=True, by_mpi=True)
     floating = dtype.is_floating_point or dtype.is_complex
     if (name in ("BAND", "BOR", "BXOR") and floating) or (name in ("MIN", "MAX") and dtype.is_complex):
         raise UnsupportedDType(f"{name} of {dtype} elements is not defined")
     scaled = name == "PREMUL_SUM"
     if scaled and not floating:
-        raise UnsupportedDType(f"{name} of {dtype} elements: floating-point ones are needed")
+        raise UnsupportedDType(f"{name} of {dtype} elements is not defined: use a floating-point type")
     if dtype not in MPI_TYPES and dtype not in _WIDER:
         raise UnsupportedDType(f"elements of type {dtype} cannot be reduced")
     as_given = dtype in MPI_TYPES and not scaled
@@ -155,7 +155,7 @@ def reduce_into(
     size: int,
     run: Callable[[BufferSpec, BufferSpec, MPI.Op], None],
 ) -> None:
-    """Reduce memory as elements of a type that MPI has.
+    """Reduce a tensor with MPI; types without arithmetic in MPI are converted to a wider type and back.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def reduce_into(
     run(outgoing, outgoing if same else elements_of(result), operation.operation)
     if operation.linear == "mean":
         rounding = None if result.dtype.is_floating_point or result.dtype.is_complex else "trunc"
-        # CUDA multiplies by the reciprocal of a number, which differs from the CPU's quotient.
+        # A tensor as divisor: by a number, CUDA multiplies by its reciprocal, and rounds differently than the CPU.
         result.div_(result.new_full((), size) if result.is_cuda else size, rounding_mode=rounding)
     if result is not target:
         target.copy_(result)

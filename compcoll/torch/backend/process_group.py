@@ -26,15 +26,15 @@ from .splitting import SplittingGroup
 
 
 def _collective(prepare: Callable[..., Collective], default: Any) -> Callable[..., Work | CompletedWork]:
-    """Make an operation from the method that prepares it. Operations run in the order in which they were started.
+    """Make a collective of `ProcessGroup` from the method that prepares it. Collectives run in the order of the calls.
 
     Parameters
     ----------
     prepare : callable
-        Method of `Collectives` or `Reductions`. It takes the operation's arguments, and PyTorch's options if its last
+        Method of `Collectives` or `Reductions`. It takes the collective's arguments, and PyTorch's options if its last
         parameter is ``opts``.
-    default : options of PyTorch's
-        Options for callers that pass none.
+    default : object
+        PyTorch's options for callers that pass none.
     """
     code = prepare.__code__
     names = code.co_varnames[1 : code.co_argcount]
@@ -71,7 +71,7 @@ class ProcessGroup(SplittingGroup):
     Parameters
     ----------
     store : torch.distributed.Store
-        Returned to callers that ask for it; not used here.
+        Store that `get_group_store` returns. The group itself communicates only through MPI.
     channel : Channel
         Channel between the ranks.
     ranks : list of int
@@ -94,7 +94,7 @@ class ProcessGroup(SplittingGroup):
 
     @property
     def stats(self) -> Stats | None:
-        """Statistics of the last completed collective that might be compressed; None before the first."""
+        """Statistics of the last collective that might be compressed, or used shared memory; None before the first."""
         return self._collectives.stats
 
     allreduce = _collective(Reductions.allreduce, c10d.AllreduceOptions())
@@ -136,7 +136,7 @@ class ProcessGroup(SplittingGroup):
         return self._started(self._messages.receive(tensors, None, tag))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Run a barrier in which rank 0 reports the first rank that does not arrive in time, or all such ranks."""
+        """Run a barrier; the error on rank 0 names the first late rank, or all late ranks with `wait_all_ranks`."""
         seconds = self.channel.seconds if timeout is None else timeout.total_seconds()
         if self.rank() == 0 and seconds <= 0:
             raise CommunicatorBroken(f"Rank 0 timed out in monitoredBarrier after {seconds * 1000:.0f} ms")

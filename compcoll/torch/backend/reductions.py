@@ -1,4 +1,4 @@
-"""Collectives that reduce, by MPI or compressed."""
+"""Collectives that reduce: MPI's, and compcoll's, which may compress."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _log = getLogger("compcoll.torch")
 
 
 class Plan(NamedTuple):
-    """How equal allreduces run.
+    """How allreduces of one operation, element type and size run.
 
     Attributes
     ----------
     operation : ReduceOperation
         The reduction operation.
     op : str
-        Its name for compcoll's communicator; empty if MPI reduces.
+        Its name as ``op=`` of compcoll's communicator; empty if MPI reduces.
     codec : Codec or None
-        Codec of the communicator, used if that pays.
+        ``codec=`` of the communicator's allreduce. ``algorithm="auto"`` uses the codec only if it saves time.
     algorithm : str
-        Algorithm of the communicator, as in `compcoll.allreduce`.
+        ``algorithm=`` of the communicator's allreduce.
     """
 
     operation: ReduceOperation
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 
     @property
     def direct(self) -> bool:
-        """Whether only MPI and GPUs access elements, which may be in GPU memory."""
+        """Whether only MPI and GPUs access the elements. A GPU-aware MPI then needs no copies in host memory."""
         return self.operation.as_given and not self.op
 
 
@@ -107,7 +107,7 @@ class Reductions(Collectives):
         if not host and isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
             return self._sparse_allreduce(tensor, op)
         plan, call = self._plan(op, tensor.dtype if host else same_type(tensors), tensor.numel())
-        if plan.operation.scaled:  # plans are shared by all factors
+        if plan.operation.scaled:  # the cached plan serves all factors
             plan = plan._replace(operation=reduce_operation(op, tensor.dtype))
         if not (host and tensor.is_contiguous()):
             order = None if host else self._order(tensors, coded=plan.codec is not None, direct=plan.direct)
@@ -118,7 +118,11 @@ class Reductions(Collectives):
         return Collective(run, tensors, call)
 
     def _order(self, tensors: Sequence[Tensor], *, coded: bool, direct: bool) -> StreamOrder | None:
-        """Return the order of a call on GPU tensors. The communicator's one GPU compresses them, if it can."""
+        """Return the stream order of a call on GPU tensors; None for tensors in host memory.
+
+        Tensors on the first GPU that was used are compressed there, if codecs can run on it: the communicator works on
+        one GPU. Tensors on other GPUs are compressed in host memory.
+        """
         if coded and not all(map(on_host, tensors)) and gpu_can_encode():
             gpu = gpu_of(tensors)
             self._gpu = self._gpu or gpu
@@ -127,10 +131,10 @@ class Reductions(Collectives):
         return self.ordered(tensors, direct=direct)
 
     def _find_plan(self, op: ReduceOp, dtype: torch.dtype, count: int) -> tuple[Plan, Signature | None]:
-        """Return the plan of an allreduce, and its signature; None if the communicator makes the handshake itself."""
+        """Return the plan of an allreduce, and its signature, or None if the communicator makes the handshake."""
         plan = self._plan_of(reduce_operation(op, dtype), dtype, count * dtype.itemsize)
         small = self.size > 1 and plan.operation.by_mpi and 0 < count * dtype.itemsize <= surely_small(self.size)
-        if not plan.op and small:  # the values travel with the handshake
+        if not plan.op and small:  # the handshake's messages carry the values
             name = "uint8" if dtype is torch.bool else str(dtype).removeprefix("torch.")
             op_name = operation_name(plan.operation.operation)
             if Gathered.reducible(name, op_name):
@@ -138,11 +142,11 @@ class Reductions(Collectives):
         return plan, None if plan.op else signature("allreduce of", count, dtype, plan.operation.name)
 
     def _plan_of(self, operation: ReduceOperation, dtype: torch.dtype, nbytes: int) -> Plan:
-        """Return how a reduction runs that may be compressed, or go through shared memory."""
+        """Return the plan of a reduction: compcoll's communicator runs it if compression or shared memory may help."""
         options = self._options
         if self._compress(dtype, operation, nbytes):
             return Plan(operation, operation.linear, options.codec, options.algorithm)
-        # Inside a node the communicator mostly chooses shared memory.
+        # For large buffers in one node the communicator mostly chooses shared memory.
         large = self.channel.one_node and nbytes >= STREAMED_NBYTES
         if large and operation.linear and dtype in (torch.float32, torch.float64):
             return Plan(operation, operation.linear)
@@ -225,7 +229,7 @@ class Reductions(Collectives):
         operation = reduce_operation(op, tensor.dtype)
         if operation.name != "SUM" or tensor.dtype not in COMPRESSIBLE:
             raise UnsupportedDType(
-                f"{operation.name} of sparse {tensor.dtype}: sums of floating-point elements are known"
+                f"{operation.name} of a sparse {tensor.dtype} tensor: only SUM of floating-point elements is supported"
             )
 
         def run() -> None:
@@ -254,7 +258,7 @@ class Reductions(Collectives):
             self._note(codec)
 
     def _note(self, codec: Codec | None) -> None:
-        """Record the end of a communicator's collective that may have been compressed."""
+        """Record the statistics of the communicator's last collective, and whether it used a codec."""
         self.stats = self._communicator.stats
         self._codec_tried = self._codec_tried or codec is not None
         self._codec_ran = self._codec_ran or (self.stats is not None and self.stats.codec is not None)
@@ -276,7 +280,7 @@ class Reductions(Collectives):
         compress: bool,
         sizes: Sequence[int] | None = None,
     ) -> None:
-        """Reduce the parts of all ranks and keep this rank's part. Parts are equal unless their sizes are given."""
+        """Reduce the parts of all ranks into this rank's output. Parts are equally large unless `sizes` is given."""
         source, target = packed(order, parts, filled=True).memory, packed(order, [output], filled=False)
         result = torch.empty_like(target.memory) if overlap(source, target.memory) else target.memory
         if compress:

@@ -23,9 +23,10 @@ _LONGEST_TEXT = 4096
 
 
 def rendezvous(timeout: timedelta = timedelta(seconds=SECONDS_TO_MEET)) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield a store on rank 0 or in a file, this process's rank, and the number of ranks.
+    """Yield a store, the rank of this process, and the number of ranks.
 
-    The process group needs no store, but PyTorch's groups of other backends do.
+    The store is a file if all ranks are on one node, and otherwise a server on rank 0. PyTorch's other backends need
+    it; a process group on MPI does not.
     """
     rank, size = world()
     end_job_with_uncaught_errors()
@@ -88,7 +89,7 @@ def create(given: _DistributedBackendOptions, options: object) -> ProcessGroup:
 
 
 def _ranks(given: _DistributedBackendOptions) -> list[int]:
-    """Return the ranks in MPI.COMM_WORLD of a group's ranks."""
+    """Return the rank in MPI.COMM_WORLD of each rank of the group."""
     rank, size = world()
     if given.global_ranks_in_group:
         everybody = dist.group.WORLD

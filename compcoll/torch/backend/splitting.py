@@ -1,4 +1,4 @@
-"""Splitting of process groups in Python."""
+"""The base class of compcoll's process groups, which splits groups in Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import NAME
 
 
 class SplittingGroup(dist.ProcessGroup):
-    """Base of the process groups "compcoll".
+    """Base class of the process groups of the backend "compcoll".
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class SplittingGroup(dist.ProcessGroup):
             group._set_group_name(group_name)
         if group_desc is not None:
             group._set_group_desc(group_desc)
-        self._parts.append(group)  # C++ alone would keep only the base class's half of it alive
+        self._parts.append(group)  # C++ keeps only the base class's part of the group alive
         return group
 
     splitGroup = split_group  # noqa: N815

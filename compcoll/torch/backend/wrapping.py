@@ -33,8 +33,8 @@ from .splitting import SplittingGroup
 def _left(name: str) -> Callable[..., Any]:
     """Make the method of a collective, which calls the method `name` of PyTorch's own backend.
 
-    The base class's method would call it, too. But for a subclass in Python, C++ holds the GIL during the call. gloo's
-    threads need the GIL to release tensors, while they hold the lock that the call waits for (PyTorch 2.13).
+    The base class's method does this, too, but could deadlock: called on a Python subclass, it holds the GIL during the
+    call. gloo's threads need the GIL to release tensors, and hold the lock that the call waits for (PyTorch 2.13).
     """
 
     @untraced
@@ -50,7 +50,7 @@ def _left(name: str) -> Callable[..., Any]:
 
 
 def _one_by_one(name: str) -> Callable[..., Any]:
-    """Make a collective of several tensors from that of one: Python cannot call the one of PyTorch's backends."""
+    """Make a coalesced collective that calls `name` for each tensor: PyTorch's own cannot be called from Python."""
 
     @untraced
     def collective(self: WrappingGroup, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *opts: Any) -> Any:
@@ -95,7 +95,7 @@ class WrappingGroup(SplittingGroup):
 
     @cached_property
     def _others(self) -> set[str]:
-        """Device types for which ``"cpu:gloo,cuda:compcoll"`` or the like sets another backend: never compressed."""
+        """Device types that use another backend, such as the CPU in ``"cpu:gloo,cuda:compcoll"``: never compressed."""
         asked = str(dist.distributed_c10d._world.pg_backend_config.get(self, ""))
         pairs = [each.partition(":") for each in asked.split(",")]
         return {device for device, _, backend in pairs if backend not in ("", NAME)}
@@ -112,7 +112,7 @@ class WrappingGroup(SplittingGroup):
         return self._reduced("allreduce", one, [given], given, opts or c10d.AllreduceOptions())
 
     def uncompressed_allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Any:
-        """Call PyTorch's own backend; the base class's method would come back to `allreduce`."""
+        """Call PyTorch's own backend; the base class's method would call `allreduce` again."""
         return self._get_backend(tensors[0].device).allreduce(list(tensors), opts)
 
     @untraced
@@ -130,7 +130,7 @@ class WrappingGroup(SplittingGroup):
     def _reduced(
         self, name: str, compressed: Callable[..., Any], arguments: list[Any], source: list[Tensor], opts: Any
     ) -> Any:
-        """Compress a reduction, or call the method of this name of PyTorch's own backend."""
+        """Run a compressed reduction, or the method `name` of PyTorch's own backend if the options exclude this one."""
         if not self._compresses(source, opts.reduceOp):
             return self._followed(getattr(self._get_backend(source[0].device), name)(*arguments, opts), name)
         names = NAMES["reduce_scatter" if "scatter" in name else "allreduce"]
@@ -161,7 +161,7 @@ class WrappingGroup(SplittingGroup):
 
     @untraced
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Any:
-        """Exchange a tensor with each rank. gloo exchanges one tensor only: there all their bytes form one tensor."""
+        """Exchange a tensor with each rank. For gloo, all tensors are packed into one, since it exchanges only one."""
         opts, backend = opts or c10d.AllToAllOptions(), self._get_backend(outputs[0].device)
         if not outputs[0].is_cpu:
             return self._followed(backend.alltoall(list(outputs), list(inputs), opts), "alltoall")

@@ -1,4 +1,4 @@
-"""Gradients of several parameters in one buffer: which are compressed, their averaging, and the model's residuals."""
+"""Buckets of gradients: their layout in one buffer, their compressed averaging, and the model's residuals."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ class Residuals:
                 self._remembered.add(key)
 
     def watch(self, finite: Tensor) -> None:
-        """Record a one-element tensor: whether all means of a bucket are finite, the same on all ranks."""
+        """Record a one-element tensor, equal on all ranks: whether all means of a bucket are finite."""
         self._finite.append(finite)
 
     def settle(self) -> None:
-        """Restore the arrays from before the last step if any of its means is not finite."""
+        """Undo the last step's changes of the arrays if any of its means was not finite."""
         if not self._finite:
             return
 
@@ -137,7 +137,7 @@ class Residuals:
             self._remembered.clear()
 
     def restart(self, carried: Mapping[str, Mapping[str, Tensor]], *, loaded: bool) -> None:
-        """Discard all arrays. If a state is loaded, the caller then stores its arrays."""
+        """Discard all arrays and replace `carried`. If a state is loaded, the caller then stores its arrays."""
         self.scale.restart(loaded=loaded)
         self.arrays.update({kind: {} for kind in self.arrays})
         self.carried = {kind: dict(tensors) for kind, tensors in carried.items()}
@@ -145,7 +145,7 @@ class Residuals:
             remembered.clear()
 
     def _run(self, job: Callable[[], None]) -> None:
-        """Run a job on all arrays after the jobs before it."""
+        """Run a job on all arrays, after all jobs that were submitted before."""
         arrays = (array for arrays in self.arrays.values() for array in arrays.values() if isinstance(array, Tensor))
         self._jobs.run(job, self._streams.order(*arrays, *self._finite))
 
@@ -230,7 +230,7 @@ class Bucket:
                 self._add_span(compressed, values, communicator, make, kept)
                 compressed = []
         self._add_span(compressed, values, communicator, make, kept)
-        # Halves are summed in float32, whose rounding errors are below a half's precision.
+        # 16-bit floats are summed in float32, whose rounding errors are below their precision.
         wide = dtype if dtype.itemsize > 2 else torch.float32
         lengths = [end - begin for begin, end in holes]
         self._whole = sum(lengths) == sum(sizes) and wide == dtype
@@ -283,7 +283,7 @@ class Bucket:
             for request in requests:
                 request.wait()
                 stats.add(request.stats, communicator.size)
-        # Block codecs also leave residuals at the zeros of exact gradients. States do not hold these.
+        # Block codecs also leave residuals where exact gradients were replaced by zeros. States do not contain these.
         for lost in self._lost_in_holes:
             lost[...] = 0
         for part, before in set_aside:
@@ -364,7 +364,7 @@ def maker_of(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedb
     if feedback is True:
         return codec.state if isinstance(codec, Sparsifier) else ErrorFeedback
     if not callable(feedback) or not isinstance(feedback(), ErrorFeedback):
-        raise InvalidArgument(f"feedback={feedback!r}: True, False, or what makes an ErrorFeedback is needed")
+        raise InvalidArgument(f"feedback={feedback!r}: give True, False, or a callable that returns an ErrorFeedback")
     return feedback
 
 
@@ -383,7 +383,7 @@ def average_sparse(gradient: Tensor, communicator: Communicator, stats: Training
         Counts the bytes sent.
     """
     own = gradient.coalesce()
-    # Halves are summed in float32, whose rounding errors are below a half's precision.
+    # 16-bit floats are summed in float32, whose rounding errors are below their precision.
     wide = torch.promote_types(own.dtype, torch.float32)
     indices = own.indices().t().clone(memory_format=torch.contiguous_format)
     gathered = []

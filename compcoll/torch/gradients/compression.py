@@ -91,12 +91,12 @@ def compress(
     min_numel : int
         Parameters with fewer elements stay exact.
     algorithm : str
-        As for `compcoll.allreduce`. ``"auto"`` does not compress buckets for which compression does not pay.
+        As for `compcoll.allreduce`. ``"auto"`` compresses only buckets for which this saves time.
     selection : str
-        Unit in which a sparse codec selects elements, thresholds and largest magnitudes under DistributedDataParallel.
+        Unit in which a sparse codec selects elements under DistributedDataParallel, by threshold or magnitude.
         ``"parameter"``, as in the papers, sends one message per parameter; parameters with fewer than 1024 elements
-        join a larger one. ``"bucket"`` sends fewer messages, but layers with small gradients may wait long. With FSDP2,
-        the unit is each rank's row of a module's gradients.
+        join a larger one. ``"bucket"`` sends fewer messages, but layers with small gradients may wait long until their
+        elements are selected. With FSDP2, the unit is each rank's row of a module's gradients.
     param_codec : str or Codec, optional
         Codec for FSDP2's parameter all-gather. Each rank keeps its own shard uncompressed, so errors do not
         accumulate. By default parameters are sent exactly.
@@ -119,10 +119,10 @@ def compress(
     Raises
     ------
     InvalidArgument
-        If the model is not wrapped, PyTorch passes no gradients to its hooks, or an option is invalid. The codec is
-        tried on a few zeros.
+        If the model is not wrapped, PyTorch passes no gradients to its hooks, or an option is invalid. A trial on a few
+        zeros checks the codec.
     HookTaken
-        If something else reduces this model's gradients already.
+        If another communication hook or method already reduces this model's gradients.
     NotUnderMPI, MPIMissing
         If ``transport="mpi"``, and MPI did not start these ranks, or is not installed.
     ThreadsUnavailable
@@ -138,9 +138,9 @@ def compress(
 
     Sparse gradients, such as those of ``nn.Embedding(sparse=True)``, stay exact: all ranks gather all rows.
 
-    Means are summed in float32, or in float64 for float64 gradients. Values are divided before they are summed, so a
-    half can hold the mean wherever it holds the gradients. Only ``codec="cast"`` to float16 can lose tiny values;
-    feedback makes up for them.
+    Means are summed in float32, or in float64 for float64 gradients. Values are divided before they are summed, so the
+    mean does not overflow if the gradients do not. Only ``codec="cast"`` to float16 can lose tiny values; feedback
+    keeps them for later steps.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def compress(
     if isinstance(model, DistributedDataParallel):
         module = model.module
         if param_codec is not None:
-            raise InvalidArgument("param_codec= is for FSDP2, which gathers them: DistributedDataParallel does not")
+            raise InvalidArgument("param_codec= is for FSDP2 only: DistributedDataParallel gathers no parameters")
     elif isinstance(model, FSDPModule):
         module = model
     else:
@@ -177,7 +177,7 @@ def compress(
     exact = exact_parameters(module, exclude, min_numel)
     if module is model:
         if not isinstance(feedback, bool) or (isinstance(chosen, Sparsifier) and chosen.state is not ErrorFeedback):
-            raise InvalidArgument(f"{chosen!r} with feedback={feedback!r}: fully_shard takes an ErrorFeedback's only")
+            raise InvalidArgument(f"{chosen!r} with feedback={feedback!r}: fully_shard supports only ErrorFeedback")
         return ShardCompression(
             model,
             chosen,
@@ -197,7 +197,7 @@ def _check_hooks_run(model: nn.Module) -> None:
     """Reject a model for which PyTorch does not call the communication hooks, or calls them differently."""
     reason = ""
     if getattr(model, "_use_python_reducer", False):
-        reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; make the model with another'
+        reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; make the model without it'
     elif isinstance(model, ReplicateModule):
         reason = "replicate() has no reduce-scatter; wrap the model in DistributedDataParallel"
     elif isinstance(model, FSDPModule) and torch._dynamo.config.compiled_autograd:
@@ -235,7 +235,7 @@ def advise(codec: Codec | None, optimizer: torch.optim.Optimizer | None) -> None
         return
     _warned.add((codec.name, kind))
     warnings.warn(
-        f"codec={codec.name!r} on gradients does not go with {kind}: in the study of a small GPT {measured}. Take "
+        f"codec={codec.name!r} on gradients does not suit {kind}: in the study of a small GPT, {measured}. Use "
         f"{instead} (docs/measurements/study-text.md)",
         stacklevel=3,
     )
@@ -357,13 +357,15 @@ def _momentum_of(optimizer: torch.optim.Optimizer) -> float:
     """Return the momentum shared by all parameter groups, or raise InvalidArgument."""
     supported = "DGC corrects the momentum of torch.optim.SGD, without Nesterov's and without dampening"
     if not isinstance(optimizer, torch.optim.SGD):
-        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: {supported}; others go with codec='topk'")
+        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: {supported}; for others, use codec='topk'")
     groups = optimizer.param_groups
     moments = sorted({group["momentum"] for group in groups})
     if len(moments) != 1 or any(group["nesterov"] or group["dampening"] for group in groups):
-        raise InvalidArgument(f"optimizer has momentum={', '.join(map(str, moments))}: {supported}, and one for all")
+        raise InvalidArgument(
+            f"optimizer has momentum={', '.join(map(str, moments))}: {supported}, and the same in all groups"
+        )
     if optimizer.state:
-        raise InvalidArgument("optimizer has made steps already: its momentum would be lost")
+        raise InvalidArgument("optimizer has made steps already, and would lose its momentum: make DGC before them")
     return float(moments[0])
 
 

@@ -125,9 +125,9 @@ class GradientCompression:
     def group(self) -> dist.ProcessGroup:
         """The process group whose ranks average their gradients; initially the model's.
 
-        Between two steps, it can be replaced by a group of ranks from the old one, whose models have the same buckets.
-        All ranks of the new group set it. Residuals are kept. To add ranks, wrap the model again and load the states
-        from `state_dict`.
+        Between two steps, all ranks of a smaller group can set it to this group, which must be a part of the old one.
+        Their models must have the same buckets. Residuals are kept. To add ranks, wrap the model again and load the
+        states from `state_dict`.
         """
         return self._group
 
@@ -145,7 +145,7 @@ class GradientCompression:
 
     @property
     def codec(self) -> Codec | None:
-        """The codec. Between two steps, all ranks may set the same other codec of this type.
+        """The codec. Between two steps, all ranks may replace it by the same codec of this type with other options.
 
         For a warm-up: ``compression.codec = TopK(density=warmup_density(epoch))``.
         """
@@ -154,7 +154,7 @@ class GradientCompression:
     @codec.setter
     def codec(self, codec: Codec) -> None:
         if type(codec) is not type(self._codec):
-            raise InvalidArgument(f"codec={codec!r}: it can be replaced by one of the same kind, here {self._codec!r}")
+            raise InvalidArgument(f"codec={codec!r}: only a codec of the same type can replace {self._codec!r}")
         self._codec = codec
 
     def observe(self, moments: Mapping[str, Tensor]) -> None:
@@ -174,7 +174,7 @@ class GradientCompression:
             If the codec needs no moments, or a parameter's moments are missing or have another shape.
         """
         if not self._needs_moments:
-            raise InvalidArgument(f"{self._codec!r} decides by no second moments: there is nothing to observe")
+            raise InvalidArgument(f"{self._codec!r} does not use second moments: do not call observe()")
         self._moments = observed(moments, self._parameters)
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor, micro_batches: int | None = None) -> Tensor:
@@ -204,7 +204,7 @@ class GradientCompression:
             If the codec needs no second moments, or the rows cannot be divided into ``micro_batches`` equal parts.
         """
         if not self._needs_moments:
-            raise InvalidArgument(f"{self._codec!r} decides by no second moments: call backward() of the loss")
+            raise InvalidArgument(f"{self._codec!r} does not use second moments: call backward() of the loss")
         if micro_batches is None:
             found = of_samples(self._model.module, loss, inputs, targets)
         else:
@@ -214,7 +214,7 @@ class GradientCompression:
         return found.loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy this rank's residuals and other feedback state. Each rank saves its own with the model."""
+        """Return a copy of this rank's residuals and other feedback state. Each rank saves its own with the model."""
         kept = self._residuals
         kept.settle()
         fetched = {
@@ -258,7 +258,7 @@ class GradientCompression:
         own = {logical_name(name): (name, p) for name, p in self._parameters.items()}
         kept = {kind: found[kind] for kind in self._kinds}
         carried = {kind: {n: each for n, each in arrays.items() if n not in own} for kind, arrays in kept.items()}
-        self._residuals.restart(carried, loaded=True)  # later states still need those of frozen or exact ones
+        self._residuals.restart(carried, loaded=True)  # later states include `carried`, too
         for kind, arrays in kept.items():
             held = {own[n][0]: to_memory(each, own[n][1]) for n, each in arrays.items() if n in own}
             self._residuals.arrays[kind].update(held)
@@ -288,7 +288,7 @@ class GradientCompression:
             communicator.free()
 
     def _join(self, group: dist.ProcessGroup) -> None:
-        """Average in a group from now on, after a check that its ranks have the same model and settings. Collective.
+        """Check that a group's ranks have the same model and settings, and average in it from now on. Collective.
 
         There is one communicator for each bucket that can be in flight at the same time.
         """

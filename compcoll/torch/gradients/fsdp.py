@@ -54,9 +54,9 @@ class Column(NamedTuple):
     Attributes
     ----------
     shape : torch.Size
-        Shape of the whole parameter. Further elements of its columns are padding.
+        Shape of the whole parameter. If all ranks' columns together have more elements, the last ones are padding.
     dim : int
-        Dimension along which it is sharded.
+        Dimension along which the parameter is sharded.
     """
 
     name: str
@@ -139,12 +139,12 @@ class Reduction:
     known : Columns
         Columns of all the module's parameters.
     kind : str
-        Kind of its residuals: `RESIDUAL` among the shards, or `BETWEEN` replicas.
+        `RESIDUAL` for the reduce-scatter among the shards, or `BETWEEN` for the allreduce between replicas.
 
     Attributes
     ----------
     unit : float
-        Factor by which the values here exceed the optimizer's gradient, apart from the loss scale.
+        Ratio of the values and residuals of this reduction to the optimizer's gradient, without the loss scale.
     """
 
     def __init__(self, owner: ShardCompression, known: Columns, kind: str) -> None:
@@ -202,7 +202,7 @@ class Reduction:
         columns : Columns
             Columns of the parameters that have gradients.
         unit : float
-            Unit of ``values``, as for the attribute.
+            Unit of ``values``, as in the attribute of this name.
         wait : bool
             If True, the reduction has completed, or is ordered in its stream, on return. If False, return a handle.
         """
@@ -229,7 +229,7 @@ class Reduction:
             self._add(rows.reshape(-1), reduction.name, out, exactly=False)
             if len(exact):
                 if (residual := self._residual(rows)) is not None:
-                    residual[:, exact] = 0  # block codecs leave residuals at zeros that are no gradients
+                    residual[:, exact] = 0  # block codecs leave residuals at these zeros, too
                 got = result.new_empty(len(exact))
                 self._add(kept, reduction.name, array_of(got), exactly=True)
                 out[exact] = array_of(got)
@@ -237,7 +237,7 @@ class Reduction:
         return owner.start(partial(owner.watch, job, result) if skippable else job, wait, result, values)
 
     def _prepare(self, columns: Columns, rows: Array, unit: float) -> None:
-        """Arrange the residuals of the parameters that have gradients now in the gradients' layout and unit."""
+        """Bring the residuals of the parameters that have gradients now to the gradients' layout and unit."""
         assert self._feedback is not None
         if unit != self.unit:
             for c in self.known.compressed:
@@ -262,8 +262,8 @@ class Reduction:
     def _give_own(self, rows: Array, op: str) -> None:
         """Add the residual of this rank's own row to the row, and clear it.
 
-        The own row is not encoded, so feedback would never use this residual. It occurs after loading a state of other
-        shards.
+        A rank does not encode its own row, so feedback would never use this residual. It is not zero only after a state
+        of other shards was loaded.
         """
         rank, size = self._communicator.rank, self._communicator.size
         own = self._residual(rows)[rank]
@@ -275,7 +275,7 @@ class Reduction:
         owner, communicator = self.owner, self._communicator
         collective: Any = communicator.reduce_scatter if self._scatters else communicator.allreduce
         if exactly:
-            # Halves are summed in float32, whose rounding errors are below a half's precision.
+            # 16-bit floats are summed in float32, whose rounding errors are below their precision.
             with np.errstate(over="ignore"):
                 out[...] = collective(wide(values), op=op, codec=None)
         else:
@@ -313,7 +313,10 @@ class ScatteredGradients(DefaultAllocMixin, ReduceScatter):
         return self._reduction.reduce(input_tensor, output_tensor, op, self.present, unit, wait=not async_op)
 
     def _units(self, gradients: Tensor) -> tuple[float, float]:
-        """Return the units here and between replicas: for halves and float64, PyTorch divides partly after the sums."""
+        """Return the units of this reduce-scatter and of the allreduce between replicas.
+
+        For float16 and float64, PyTorch divides only in part before the sums, so values are larger than the gradient.
+        """
         group, replicas = self._group, self._reduction.owner.replicas
         _, after, _, between = _get_gradient_divide_factors(
             group._reduce_scatter_process_group,
@@ -349,7 +352,7 @@ class Replicas(dist.ProcessGroup):
         try:
             self._reduction.reduce(tensor, tensor, op, before.present, before.between, wait=True)
         except Exception:
-            # PyTorch's exception logging looks up each group's backend, and this rank in the group.
+            # To log the exception, PyTorch looks up this group in these tables.
             world = dist.distributed_c10d._world
             for known in (world.pg_map, world.pg_group_ranks):
                 known[self] = known[self._group]
@@ -452,7 +455,7 @@ class ShardCompression:
             raise InvalidArgument(f"the model is sharded over {len(shared)} process groups: one is needed")
         replicas = {group.mesh_info.replicate_process_group for group in groups if _has_replicas(group)}
         if len(replicas) > 1 or (replicas and not all(map(_has_replicas, groups))):
-            raise InvalidArgument("the model's modules have other replicas than each other: all need the same")
+            raise InvalidArgument("the model's modules have different replicas: all modules need the same replicas")
         if replicas:
             choose.check("allreduce", algorithm)
         self.stats = TrainingStats()
@@ -478,7 +481,7 @@ class ShardCompression:
         for ranks in replicas:
             self.communicators[BETWEEN] = joined(ranks)
         self.communicator, between = self.communicators[RESIDUAL], self.communicators.get(BETWEEN)
-        # Ranks are counted replica by replica.
+        # States number the ranks replica by replica.
         self.replicas, replica = (1, 0) if between is None else (between.size, between.rank)
         self._size = self.replicas * self.communicator.size
         self._rank = replica * self.communicator.size + self.communicator.rank
@@ -519,7 +522,7 @@ class ShardCompression:
         return math.sqrt(max((float(gather.lost) for gather in self._gathers), default=0.0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy this rank's residuals. Each rank saves its own with the model."""
+        """Return a copy of this rank's residuals. Each rank saves its own with the model."""
         self.residuals.settle()
         found = {
             kind: {name: lost for each in self._reductions for name, lost in each[kind].residuals().items()}
@@ -546,7 +549,7 @@ class ShardCompression:
         every = [states] if isinstance(states, Mapping) else states
         if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(self._size, self.replicas)}:
             residuals, between = added(residuals, between), {}
-        else:  # after a change of placement, this rank reduces other elements between replicas
+        else:  # if the placement changed, move residuals that this rank no longer uses between replicas to the shards
             own = {name: columns[name].own(lost, self.communicator) for name, lost in between.items()}
             residuals, between = added(residuals, {name: between[name] - kept for name, kept in own.items()}), own
         self.residuals.restart({RESIDUAL: carried}, loaded=True)

@@ -48,7 +48,7 @@ def observed(moments: Mapping[str, Tensor], parameters: Mapping[str, nn.Paramete
     for name, parameter in parameters.items():
         if name not in moments or moments[name].shape != parameter.shape:
             shape = list(moments[name].shape) if name in moments else "none"
-            raise InvalidArgument(f"second moments of {name!r}, {list(parameter.shape)}, are needed: got {shape}")
+            raise InvalidArgument(f"second moments of {name!r} need the shape {list(parameter.shape)}: got {shape}")
         kept = torch.empty_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
         kept.copy_(torch.nan_to_num(moments[name], nan=0.0, posinf=0.0))
         here = kept.detach().cpu()  # array_of() views its memory, so it must stay alive
@@ -74,20 +74,20 @@ def of_samples(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Convert halves to float32; keep other types."""
+    """Convert 16-bit floats to float32; keep other types."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def of_micro_batches(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, count: int) -> Moments:
     """Estimate the moments from the gradients of ``count`` equal parts of a mini-batch.
 
-    Averaged over all ways to divide the mini-batch, the variance s² of parts of b samples is 1/b of the variance of
-    single samples. Their second moment is ``s² b (B - 1) / B`` plus the square of the mean. Parts of one sample give
-    the exact value.
+    The mini-batch has B samples, and each part b. Averaged over all ways to divide the mini-batch, the variance s² of
+    the parts' gradients is 1/b of the variance of the samples' gradients. So the mean square of the samples' gradients
+    is ``s² b (B - 1) / B`` plus the square of their mean. With one sample in each part, this is exact.
     """
     samples = len(inputs)
     if count < 2 or samples % count:
-        raise InvalidArgument(f"micro_batches={count!r}: 2 or more that divide the {samples} samples are needed")
+        raise InvalidArgument(f"micro_batches={count!r} must be 2 or more, and divide the {samples} samples")
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     means: dict[str, Tensor] = {}
     squares: dict[str, Tensor] = {}
@@ -105,7 +105,7 @@ def of_micro_batches(module: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
             away = gradient - mean
             mean += away / number
             squares[name] = squares.get(name, torch.zeros_like(gradient)) + away * (gradient - mean)
-    factor = (samples - 1) / (count * (count - 1))  # b (B - 1) / B, and count - 1 divides the sum in s²
+    factor = (samples - 1) / (count * (count - 1))  # b (B - 1) / B; s² is the sum of squares / (count - 1)
     second = {name: (squares[name] * factor + mean.square()) / samples for name, mean in means.items()}
     unused = {name: torch.zeros_like(p) for name, p in parameters.items() if name not in means}
     return Moments(total, means, second | unused)

@@ -85,7 +85,7 @@ def all_reduce(
     >>> bool((tensor == 1).all())
     True
     """
-    # Between waits for a network, all of this leaves the CPU caches: each access to an object costs, and adds up.
+    # A fast path: after a wait for the network, these objects are not in the CPU caches, so each access costs time.
     member, decision, key = None, None, None
     if feedback is None:
         try:
@@ -185,8 +185,9 @@ def _all_reduce(member: Member, decision: Decision, tensors: list[Tensor], async
 def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -> bool:
     """Return whether the group's own all_reduce runs the planned sum.
 
-    It also replaces our sums without a codec, whose handshake alone costs as much, except those through memory that
-    ranks share. It does not for 16-bit floats on CPUs, where ours are more accurate.
+    With ``algorithm="auto"``, it also replaces compcoll's sums without a codec, whose handshake alone takes as long.
+    There are two exceptions: sums through shared memory, and 16-bit floats on CPUs, which compcoll sums more
+    accurately.
     """
     if algorithm == choose.AUTO and memory.is_cpu and memory.dtype.itemsize < 4:
         return False
@@ -194,21 +195,21 @@ def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -
         return True
     if algorithm != choose.AUTO or plan.codec is not None:
         return False
-    if not memory.is_cpu:  # the group sends from GPU to GPU, ours copies to the host
+    if not memory.is_cpu:  # the group sends from GPU to GPU, compcoll would copy to the host
         return True
     return not (member.in_one_node and plan.algorithm in (choose.SHARED_MEMORY, choose.DISSEMINATION))
 
 
 @cache
 def _options(async_op: bool) -> dist.AllreduceOptions:
-    """Make the options once: with cold caches, after waiting for a network, that takes microseconds each time."""
+    """Return PyTorch's options. They are made only once, as this takes microseconds after a wait for the network."""
     options = dist.AllreduceOptions()
     options.asyncOp = async_op
     return options
 
 
 def _unpacked(packed: Packed, result: list[Tensor]) -> list[Tensor]:
-    """Copy the sums to where they belong."""
+    """Copy the sums to their tensors, and return these."""
     packed.unpack()
     return result
 
@@ -311,6 +312,6 @@ def all_gather_into_tensor(
 def _check_sizes(what: str, name: str, whole: Tensor, names: str, part: Tensor, ranks: int) -> None:
     if whole.numel() != part.numel() * ranks:
         raise InvalidBuffer(
-            f"{what}: the {name} has {whole.numel()} elements, {ranks} ranks' {names} of {part.numel()} have "
+            f"{what}: the {name} has {whole.numel()} elements, but {ranks} ranks' {names} of {part.numel()} have "
             f"{part.numel() * ranks}"
         )

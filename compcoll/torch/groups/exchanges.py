@@ -1,7 +1,7 @@
-"""Compressed rows and messages from rank to rank over any process group.
+"""Compressed all-to-all and point-to-point messages over any process group.
 
-They may be tokens of a mixture of experts, or activations of a pipeline. They are encoded here, and sent by the group's
-own all_to_all, send and recv.
+They carry, for example, tokens of a mixture of experts, or activations of a pipeline. This module encodes and decodes;
+the group's own all_to_all, send and recv transfer the bytes.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def all_to_all_single(
 ) -> Followed | None:
     """Send some rows of a tensor to each rank, compressed: equal shares, or as many as the split sizes say.
 
-    Split sizes serve a mixture of experts. Rows are encoded rank by rank, including this rank's own, so that an element
-    has the same error wherever it goes.
+    A mixture of experts uses split sizes. Rows are encoded separately for each destination. A rank also encodes the
+    rows that it keeps, so an element has the same error on every destination.
 
     Parameters
     ----------
@@ -58,15 +58,16 @@ def all_to_all_single(
     output_split_sizes, input_split_sizes : sequence of int, optional
         Rows along the first axis that come from, and go to, each rank; equal shares by default.
     group, async_op, codec, **codec_options
-        As in `compcoll.torch.all_reduce`. The codec's wires must have a size that is known in advance.
+        As in `compcoll.torch.all_reduce`. The size of the encoded bytes must not depend on the values.
 
     Raises
     ------
     InvalidBuffer, InvalidArgument, UnsupportedDType, UnsupportedDevice
         If tensors, split sizes or codec are invalid.
     CollectiveMismatch
-        On every rank, if some rank sends other rows than the receiver expects. Only tensors on the CPU are checked. On
-        a GPU the host would have to wait for the check: there such a call ends as the group's own does.
+        On every rank, if some rank sends another number of rows than the receiver expects. Only tensors on the CPU are
+        checked, because on a GPU the host would have to wait for the check. There, such a call fails or hangs like the
+        group's own all_to_all_single.
 
     Examples
     --------
@@ -78,7 +79,7 @@ def all_to_all_single(
     """
     group, chosen = check_tensors(group, output, input), check_fixed(coding(codec, codec_options))
     if not (output.is_contiguous() and input.is_contiguous()) or overlap(output, input):
-        raise InvalidBuffer("all_to_all_single: contiguous tensors are needed that share no memory")
+        raise InvalidBuffer("all_to_all_single: input and output must be contiguous, and share no memory")
     ranks = group.size()
     rows_out = split_counts(list(input_split_sizes or ()), input, ranks, "input")
     rows_in = split_counts(list(output_split_sizes or ()), output, ranks, "output")
@@ -105,7 +106,7 @@ def all_to_all_single(
 
 
 class _AllToAll(torch.autograd.Function):
-    """Rows exchanged among the ranks; gradients go back along the same path, by another codec."""
+    """Exchange of rows; gradients go back along the same path, with a codec of their own."""
 
     @staticmethod
     def forward(
@@ -132,9 +133,9 @@ def all_to_all_single_autograd(
     backward_codec: str | Codec | None = None,
     **codec_options: Any,
 ) -> Tensor:
-    """Exchange rows as `all_to_all_single` does; gradients go back along the same path, by a codec of their own.
+    """Exchange rows as `all_to_all_single` does; gradients go back along the same path, with a codec of their own.
 
-    This serves the dispatch and the combination in a mixture of experts.
+    A mixture of experts calls this to dispatch its tokens, and again to combine them.
 
     Parameters
     ----------
@@ -173,8 +174,8 @@ def all_to_all_single_autograd(
     split_counts(rows, input, group.size(), "input")
     if bool(rows) != bool(coming) or len(coming) not in (0, group.size()) or min(coming, default=0) < 0:
         raise InvalidArgument(
-            f"output: split sizes {coming} beside {rows} of the input: {group.size()} numbers of rows are needed of "
-            "both, or of neither"
+            f"split sizes {coming} of the output and {rows} of the input: give {group.size()} numbers for both, or for "
+            "neither"
         )
     result: Tensor = _AllToAll.apply(input, rows, coming, group, (chosen, back))
     return result
@@ -188,7 +189,7 @@ def encoded(part: Tensor, codec: Codec) -> Tensor:
 
 
 def decoded(wire: Tensor, part: Tensor, codec: Codec) -> Tensor:
-    """Decode as many values as a flat tensor has, in its element type."""
+    """Decode a wire to as many values as a flat tensor has, and to its element type."""
     values = decode(array_of(wire), part.numel(), array_of(part).dtype, codec)
     return values if isinstance(values, Tensor) else torch.from_numpy(values.view(np.uint8)).view(part.dtype)
 
@@ -199,7 +200,7 @@ def wire_nbytes(n: int, like: Tensor, codec: Codec) -> int:
 
 
 def _check_alike(group: dist.ProcessGroup, call: str, rows_out: list[int], rows_in: list[int]) -> None:
-    """Check that all ranks make this call and expect what the others send. Collective."""
+    """Check that all ranks make this call, and that each expects the elements that the others send. Collective."""
     own = torch.tensor([zlib.crc32(call.encode()), *rows_out, *rows_in])
     every = [torch.empty_like(own) for _ in range(group.size())]
     with board_of(group).waits("all_to_all_single"):
@@ -207,7 +208,7 @@ def _check_alike(group: dist.ProcessGroup, call: str, rows_out: list[int], rows_
     calls, sent, expected = np.split(torch.stack(every).numpy(), [1, 1 + group.size()], axis=1)
     others = np.flatnonzero(calls != calls[group.rank()])
     if others.size:
-        raise CollectiveMismatch(f"rank {', '.join(map(str, others))} make another call than {call} of this rank")
+        raise CollectiveMismatch(f"rank {', '.join(map(str, others))} did not call {call} as this rank did")
     for source, dest in np.argwhere(sent != expected.T)[:1]:
         raise CollectiveMismatch(
             f"all_to_all_single: rank {source} sends {sent[source, dest]} elements to rank {dest}, which expects "
@@ -222,7 +223,7 @@ def send(
     """Send a tensor to one rank, compressed.
 
     A pipeline sends activations to the next stage, and gradients back, each with a codec of its own. As with
-    `torch.distributed.send`, no gradient comes back by itself: the pipeline's schedule sends it.
+    `torch.distributed.send`, autograd does not send gradients back: the pipeline's schedule does.
 
     Parameters
     ----------
@@ -231,14 +232,14 @@ def send(
     dst : int
         Destination rank in the default group.
     group, codec, **codec_options
-        As in `compcoll.torch.all_reduce`. The codec's wires must have a size that is known in advance.
+        As in `compcoll.torch.all_reduce`. The size of the encoded bytes must not depend on the values.
     tag : int
         Tag that matches a receive with its send.
 
     Raises
     ------
     InvalidBuffer, InvalidArgument, UnsupportedDType, UnsupportedDevice
-        If tensor, rank or codec are invalid; before anything is sent.
+        If tensor, rank or codec are invalid. Nothing has been sent then.
 
     Examples
     --------
@@ -276,8 +277,8 @@ def recv(
     Raises
     ------
     CollectiveMismatch
-        If the sender's number of elements, element type or codec differs; ``tensor`` is unchanged. On a GPU the host
-        would have to wait for the check: there such a call ends as the group's own does.
+        If the sender's number of elements, element type or codec differs; ``tensor`` is unchanged. Only tensors on the
+        CPU are checked, as in `all_to_all_single`.
 
     Examples
     --------
@@ -296,11 +297,11 @@ def recv(
             dist.recv(came, src, group, tag)
         if not torch.equal(came, own):
             if came[1]:
-                with waits():  # take the wire, so that the next message fits
+                with waits():  # discard the wire, so that the next call gets the next message
                     dist.recv(torch.empty(int(came[1]), dtype=torch.uint8), src, group, tag)
             raise CollectiveMismatch(
-                f"rank {src} sent other values than the {n} of {tensor.dtype} by {chosen!r} that are received here: "
-                f"{int(came[1])} bytes on the wire instead of {wire.numel()}"
+                f"rank {src} did not send the {n} elements of {tensor.dtype} with {chosen!r} that this call expects: "
+                f"it sent {int(came[1])} bytes, and {wire.numel()} were expected"
             )
     if not n:
         return
@@ -317,7 +318,7 @@ def _checked(
     chosen = check_fixed(coding(codec, options))
     ranks = dist.get_process_group_ranks(group)
     if not isinstance(other, int) or other not in ranks or other == dist.get_rank():
-        raise InvalidArgument(f"rank {other!r}: another one of the group's ranks {ranks} is needed than this one's")
+        raise InvalidArgument(f"rank {other!r}: give one of the group's ranks {ranks}, but not this process's own")
     return group, chosen
 
 

@@ -1,7 +1,7 @@
-"""Communicators over PyTorch process groups, by MPI or by the group itself, and this process's calls over a group.
+"""Communicators for PyTorch process groups, over MPI or over gloo, and this process's calls in each group.
 
-One communicator is kept for each group in use, over a gloo group of the same ranks. Calls run in the order in which
-they were started, asynchronous calls in a thread.
+Each group in use has one communicator, over a gloo group of the same ranks. Calls run in the order in which they were
+started; a thread runs the asynchronous ones.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from ..untraced import untraced
 from .transport import GroupTransport, node_name
 
 TRANSPORTS = ("auto", "mpi", "group")
-"""Transports of wires: MPI if the ranks are MPI's and else the group ("auto"), or always one of them."""
+"""Transports of wires. "auto" is MPI if the group's ranks are ranks of one MPI job, and otherwise the group."""
 
 IN_FLIGHT = 2
 """The most communicators that `communicators_of` makes: one waits for its wires while the other encodes."""
 
 _THREADS_ADVICE = 'set mpi4py.rc.thread_level = "multiple" before MPI starts, and use an MPI built with threads'
-_BY_ELASTIC = "TORCHELASTIC_RUN_ID"  # torchrun's
+_BY_ELASTIC = "TORCHELASTIC_RUN_ID"  # torchrun sets it
 
 
 Group: TypeAlias = dist.ProcessGroup | DeviceMesh | None
@@ -77,7 +77,7 @@ def check_group(group: Group) -> dist.ProcessGroup:
         If there is no group yet, or this process is not in it.
     """
     if not dist.is_initialized():
-        raise InvalidArgument("there is no process group yet: torch.distributed.init_process_group() comes first")
+        raise InvalidArgument("there is no process group yet: call torch.distributed.init_process_group() first")
     if group is None:
         group = dist.group.WORLD
     if isinstance(group, DeviceMesh):
@@ -93,14 +93,14 @@ def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
     if place is None:
         raise InvalidArgument(f"group={mesh!r}: this process is not in that mesh, and must not call its collectives")
     if mesh.ndim > 2:
-        raise InvalidArgument(f"group={mesh!r} has {mesh.ndim} dimensions: one is a group, two are nodes and ranks")
+        raise InvalidArgument(f"group={mesh!r} has {mesh.ndim} dimensions: a mesh may have 1, or 2 (nodes and ranks)")
     if mesh.ndim == 1:
         return mesh.get_group()
     known = _of_meshes.setdefault(dist.group.WORLD, {})
     if (name := f"{mesh.device_type} {mesh.mesh.tolist()}") not in known:
         ranks = sorted(mesh.mesh.flatten().tolist())
         limit = timedelta(seconds=timeout_of(mesh.get_group(0), torch.device(mesh.device_type)))
-        # Locally made names differ between ranks that have made different numbers of groups.
+        # With local synchronization, the group's name depends on how many groups a rank has made. Avoid it if possible.
         local = len(ranks) < dist.get_world_size()
         group = known[name] = dist.new_group(ranks, timeout=limit, use_local_synchronization=local)
         _rows[group] = place[0]
@@ -128,7 +128,7 @@ def communicator_of(
     transport : {"auto", "mpi", "group"}
         Transport of wires.
     measured : bool
-        Whether to measure a group's links first, if no profile has them: for ``algorithm="auto"``.
+        Whether to measure the group's links first, if no profile contains them. ``algorithm="auto"`` needs them.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def communicator_of(
     NotUnderMPI
         On every rank, if MPI is requested, but the group's ranks are not ranks of one MPI job.
     MPIMissing
-        If MPI is requested, but there is none.
+        If MPI is requested, but not installed.
     ThreadsUnavailable
         On every rank, if MPI was initialised without MPI_THREAD_MULTIPLE on any rank.
     """
@@ -156,9 +156,9 @@ def communicators_of(
     """Make communicators for collectives that run at the same time, each in a thread of its own. Collective.
 
     Over a group, a poll for a message waits for it, so a communicator runs one collective after another. Between nodes,
-    where wires take most of the time, several are made, with connections of their own. One is made inside a node, where
-    ranks share cores, on GPUs, where a stream orders everything, and over MPI. Parameters and errors are those of
-    `communicator_of`; ``most`` limits their number.
+    transfers take most of the time, so there are ``most`` communicators, each with its own connections. Inside a node,
+    on GPUs and over MPI, there is only one: ranks of a node share cores, and a GPU's stream orders all work anyway. The
+    other parameters and the errors are those of `communicator_of`.
     """
     if transport not in TRANSPORTS:
         raise InvalidArgument(f"transport={transport!r} is none of {', '.join(TRANSPORTS)}")
@@ -244,7 +244,7 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, transport: str) -> list[int] | None:
-    """Return the group's ranks in MPI_COMM_WORLD; None if they are no MPI ranks, and need not be."""
+    """Return the group's ranks in MPI_COMM_WORLD; None if they are not MPI ranks and ``transport`` is "auto"."""
     own = packed(_standing(needed=transport == "mpi"))
     standings = [unpacked(each) for each in gathered(own, group, device)]
     ranks, sizes, threads = (list(column) for column in zip(*standings, strict=True))
@@ -254,7 +254,7 @@ def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, transport: str
         raise NotUnderMPI(
             f"the process group has {len(ranks)} ranks, but in MPI_COMM_WORLD they are rank "
             f"{', '.join(f'{rank} of {size}' for rank, size in zip(ranks, sizes, strict=True))}: start the program "
-            'with mpirun or srun (torchrun does not start MPI), or have wires travel over the group: transport="group"'
+            'with mpirun or srun (torchrun does not start MPI), or send over the group: transport="group"'
         )
     if not all(threads):
         lacking = ", ".join(str(rank) for rank, have in enumerate(threads) if not have)
@@ -266,15 +266,15 @@ def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, transport: str
 
 
 def mpi_knows(ranks: int) -> bool:
-    """Return whether this process is one of at least so many MPI ranks."""
+    """Return whether this process is one of at least ``ranks`` MPI ranks."""
     return _standing()[1] >= ranks
 
 
 def _standing(*, needed: bool = False) -> tuple[int, int, bool]:
     """Return this process's rank in MPI_COMM_WORLD, the number of ranks, and whether several threads may call MPI.
 
-    The number of ranks is 0 if MPI does not run, no launcher starts it, and it is not needed. srun may start torchrun:
-    MPI must not take a process of torchrun for the rank that srun started.
+    The number of ranks is 0 if MPI does not run, was not started by a launcher, and is not needed. torchrun's processes
+    do not start MPI, unless it is needed: if srun started torchrun, MPI would take each process for srun's rank.
     """
     likely = "mpi4py.MPI" in sys.modules or (_BY_ELASTIC not in os.environ and launcher().name != "none")
     try:
@@ -309,14 +309,14 @@ class Decision(NamedTuple):
 
 
 class Member:
-    """The part of this process in a group: its communicator, and its calls in order.
+    """A process as a member of a group: its communicator, and its calls in order.
 
     Attributes
     ----------
     stats : Stats or None
         Statistics of the last completed collective.
     decided : dict
-        Decisions for sums of one tensor, by all their arguments. Equal calls reuse them.
+        Decisions for sums of one tensor, by all arguments of the call. Equal calls reuse them.
     in_one_node : bool
         Whether all ranks are in one node, and make handshakes through shared memory.
     board : Board
@@ -335,7 +335,7 @@ class Member:
 
     @property
     def gpu_transport_known(self) -> bool:
-        """Whether the ranks know what carries messages between their GPUs; ``auto`` decides by that."""
+        """Whether the transport between the ranks' GPUs is known; ``algorithm="auto"`` depends on it."""
         there = self.communicator._gpu
         return there is not None and there.gpu_transport_known
 
@@ -360,7 +360,7 @@ class Member:
 
 
 members: dict[ReferenceType[dist.ProcessGroup], Member] = {}
-"""Members by group, as long as the group lives; a new group gets its own. A WeakKeyDictionary costs a Python call."""
+"""Members by group, as long as the group lives. A WeakKeyDictionary would cost a Python call in each look-up."""
 
 
 def member_of(group: dist.ProcessGroup, device: torch.device) -> Member:
@@ -412,12 +412,12 @@ def check_tensors(group: Group, *tensors: Tensor) -> dist.ProcessGroup:
     check_device(device)
     if dtype not in COMPRESSIBLE:
         raise UnsupportedDType(
-            f"{dtype} cannot be compressed: {', '.join(map(str, COMPRESSIBLE))} can; use torch.distributed's own"
+            f"{dtype} cannot be compressed: use {', '.join(map(str, COMPRESSIBLE))}, or torch.distributed's collectives"
         )
     backends = dist.get_backend_config(group) if group in dist.distributed_c10d._world.pg_map else ""
     if backends and not any(each.partition(":")[0] == device.type for each in str(backends).split(",")):
         raise UnsupportedDevice(
-            f"tensors on {device} over a group of backends {backends}: it has none for {device.type}"
+            f"tensors on {device} over a group of backends {backends}: the group has none for {device.type}"
         )
     return group
 
@@ -437,13 +437,13 @@ def coding(codec: str | Codec | None, options: dict[str, Any]) -> Codec:
 
 
 def check_fixed(codec: Codec) -> Codec:
-    """Check that other ranks know the size of a codec's wires.
+    """Check that the size of a codec's wires does not depend on the values, so that receivers know it.
 
     Raises
     ------
     InvalidArgument
-        If they do not.
+        If the size depends on the values.
     """
     if not codec.fixed_size:
-        raise InvalidArgument(f"{codec!r}: its wires have sizes that other ranks do not know; use one of a fixed rate")
+        raise InvalidArgument(f"{codec!r}: its wires have sizes that receivers do not know; use a fixed rate")
     return codec

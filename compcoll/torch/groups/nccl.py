@@ -1,7 +1,8 @@
-"""PyTorch's NCCL: bytes from GPU to GPU in stream order, by a NCCL process group of our own.
+"""A transport from GPU to GPU in stream order, over a NCCL process group that only compcoll uses.
 
-It has the ranks of the caller's group. The caller's group itself is not used: NCCL requires one order of work on all
-ranks, and nonblocking work is launched by another thread than the one in which the caller uses the group.
+That group has the ranks of the caller's group, which itself is not used: NCCL requires the same order of operations on
+all ranks. compcoll launches nonblocking operations in its own thread, so their order among the caller's operations
+could differ between ranks.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from torch import Tensor
 from ...gpu.watchdog import Message, NCCLBase
 
 _NEVER = timedelta(days=3650)
-"""A time-out that PyTorch's watchdog never reaches. It would end the process; ours ends the collective, and says so."""
+"""A time-out that is never reached. PyTorch's watchdog would end the process; compcoll's ends only the collective."""
 
 _LEFT_TO_US = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0"}
-"""PyTorch reads these when a group is made. Else an error of NCCL would end the process, or no thread release work."""
+"""Settings that PyTorch reads when a group is made. With others, an error of NCCL could end the process."""
 
 
 class TorchNCCLTransport(NCCLBase):
@@ -49,7 +50,7 @@ class TorchNCCLTransport(NCCLBase):
     def exchange(self, leaving: Sequence[Message], arriving: Sequence[Message], stream: Any) -> None:
         sent, came = _rounds(leaving), _rounds(arriving)
         with self._launching(stream):
-            empty = _tensor((*leaving, *arriving)[0][0])[:0]  # for ranks without a message; it does not travel
+            empty = _tensor((*leaving, *arriving)[0][0])[:0]  # for ranks without a message: nothing is sent
             for number in range(max(len(sent), len(came))):
                 outputs, inputs = self._by_rank(came, number, empty), self._by_rank(sent, number, empty)
                 self._put(self._group.alltoall(outputs, inputs))
@@ -70,17 +71,17 @@ class TorchNCCLTransport(NCCLBase):
 
     @contextmanager
     def _launching(self, stream: Any) -> Iterator[None]:
-        """Direct PyTorch's launches to a stream."""
+        """Make a stream PyTorch's current stream."""
         with self._runtime.current, torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr, device=self._device)):
             yield
 
     def _put(self, work: dist.Work) -> None:
-        """Order later work on the current stream after some NCCL work; ``wait`` would raise its errors here."""
+        """Make the current stream wait for NCCL work. ``work.wait()`` would do this, too, but raise its errors here."""
         work.synchronize()
         self._works.append(work)
 
     def _look(self) -> None:
-        while self._works and self._works[0].is_completed():  # also when it has failed
+        while self._works and self._works[0].is_completed():  # true also if it has failed
             if error := _error_of(self._works.popleft()):
                 raise RuntimeError(str(error))
 
@@ -92,7 +93,7 @@ class TorchNCCLTransport(NCCLBase):
 
 
 class TorchNCCL:
-    """Makes the transport of a GPU by PyTorch's NCCL (the contract is `compcoll.gpu.stream_transport.Bootstrap`).
+    """Makes the transport of a GPU over PyTorch's NCCL. Implements `compcoll.gpu.stream_transport.Bootstrap`.
 
     Parameters
     ----------

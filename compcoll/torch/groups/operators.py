@@ -5,7 +5,7 @@ tensors, numbers and text. Each takes and returns a tensor that counts calls, so
 drops calls for which other ranks wait. (PyTorch's effect tokens do not keep the order in Inductor 2.13.) A call that no
 operator supports breaks the graph, and runs as without torch.compile.
 
-This module must not load torch._dynamo, which takes seconds; programs that compile have loaded it.
+This module must not load torch._dynamo, which takes seconds. Programs that compile load it themselves.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _Result: TypeAlias = tuple[Any] | None
 _Collective = TypeVar("_Collective", bound=Callable[..., Any])
 
 _REASON = (
-    "compcoll runs these calls outside of the graph: with async_op=True, with feedback=, with a premultiplied sum, "
-    "with a codec that is not a dataclass, and with arguments that the call refuses"
+    "compcoll runs these calls outside of the graph: those with async_op=True, feedback=, a premultiplied sum, a codec "
+    "that is not a dataclass, or invalid arguments"
 )
 
 _eager: dict[str, Callable[..., Any]] = {}
@@ -90,7 +90,7 @@ def _as_text(op: Any, group: Group, codec: str | type[Codec], /, **options: Any)
 
 
 def _guarded(value: Any) -> Any:
-    """Return a number whose value torch.compile knows, and not only a symbol."""
+    """Make torch.compile use a number's value instead of a symbol, and recompile if the value changes."""
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
     return guard_scalar(value) if isinstance(value, (int, float)) else value
@@ -106,7 +106,10 @@ def _asked(
     feedback: ErrorFeedback | None = None,
     **options: Any,
 ) -> _Asked | None:
-    """Describe a call to an operator; None if it must run outside of the graph. Codec options guard the graph."""
+    """Return the text arguments with which an operator runs a call; None if the call must run outside of the graph.
+
+    If an option of the codec changes, torch.compile compiles the graph again.
+    """
     if outside or feedback is not None:
         return None
     kind: str | type[Codec] = codec if isinstance(codec, str) else type(codec)
@@ -197,7 +200,7 @@ _all_to_all.register_autograd(_exchange_back, setup_context=_keep)
 
 with torch.inference_mode(False):
     _ticket = torch.zeros((), dtype=torch.int64, device="cpu")
-"""The count of calls, which each call reads and then changes."""
+"""The number of calls so far, which each call reads and increments."""
 
 
 def _ordered(operator: Callable[..., tuple[Tensor, Any]], *arguments: Any) -> Any:

@@ -1,11 +1,11 @@
 """A transport over a PyTorch process group, for ranks that do not run under MPI.
 
-Wires travel as uint8 tensors, by isend and irecv of a gloo group of our own with the same ranks, so the order and tags
-of the caller's calls do not matter. gloo reports that a message has come only to a thread that waits for it
-(``is_completed`` stays false before). So ``Test`` of a message waits for it: the transport blocks. A collective then
-runs in one go in the thread that starts it, in the same order on all ranks, while gloo's threads move sends.
+Wires are sent as uint8 tensors in a separate gloo group of the same ranks, so they cannot be confused with messages of
+the caller. gloo reports the arrival of a message only to a thread that waits for it: until then, ``is_completed`` stays
+false. So ``Test`` of a message waits for it: the transport blocks. A collective runs from its start to its end in the
+thread that starts it, in the same order on all ranks. Meanwhile, gloo's threads send.
 
-Ranks of one node make handshakes through shared memory, as under MPI, and sum through it where that pays.
+Ranks of one node make handshakes through shared memory, as under MPI, and sum through it where that is faster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..agreement import gather_bytes, gathered
 from ..failure_detector import Board, store_of
 from .nccl import TorchNCCL
 
-_LENGTH_NBYTES = 8  # in front of a wire that may be shorter than its memory: gloo does not report the bytes that came
+_LENGTH_NBYTES = 8  # a wire that may be shorter than its memory begins with its length, which gloo does not report
 
 _UNKNOWN = -1  # bytes sent: gloo does not report them
 _OPERATIONS = {
@@ -54,10 +54,10 @@ _OPERATIONS = {
 
 
 def node_name() -> str:
-    """Return a name of this rank's node: its machine, and the part of it that its launcher takes for a node.
+    """Return a name of this rank's node: the host name, and the rank at which the launcher's node begins.
 
-    The part follows from LOCAL_WORLD_SIZE, for consecutive ranks, as torchrun sets it. It is left out if RANK and
-    LOCAL_RANK are not consistent with that.
+    A launcher may start several nodes on one host. Ranks of a node are consecutive under torchrun, so its first rank is
+    RANK - LOCAL_RANK. The name omits this rank if RANK, LOCAL_RANK and LOCAL_WORLD_SIZE are missing or inconsistent.
     """
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     rank, local, neighbours = (int(text) if (text := os.environ.get(name, "")).isdecimal() else -1 for name in names)
@@ -72,9 +72,9 @@ class GroupTransport(LibraryConnection):
     group : torch.distributed.ProcessGroup
         Group of any backend. All its ranks make the transport together.
     device : torch.device
-        Device of the group's tensors, with which ranks find each other.
+        Device of the tensors with which the ranks of the group exchange settings.
     seconds : float
-        The longest time that a wait may last.
+        Time-out of a wait.
     host : str, optional
         Name of the node, the same for ranks that share one; `node_name` by default.
 
@@ -88,7 +88,7 @@ class GroupTransport(LibraryConnection):
     board : Board
         Reports which ranks are silent.
     leaving : set of DeviceTransport
-        Transports whose wires in device memory this transport carries.
+        Transports of wires in device memory that send over this transport.
     """
 
     blocks = True
@@ -106,12 +106,12 @@ class GroupTransport(LibraryConnection):
             texts = [f"{version} on rank {rank}" for rank, (version, *_) in enumerate(ranks)]
             raise CollectiveMismatch(f"the ranks run different versions of compcoll: {'; '.join(texts)}")
         self._hosts = tuple(sorted({name for _, name, _ in ranks}))
-        # A later group of these ranks, made when this one is gone, gets the same name, but not this key.
+        # The random key keeps this group's entries apart from those of a later group, which may get the same name.
         store = store_of(group)
         if store is None:
             raise InvalidArgument(
-                f"group={group!r} is no group of init_process_group or new_group, and has no store: over which its "
-                "ranks could make connections for compressed wires"
+                f"group={group!r} has no store, over which its ranks could make connections: use a group made by "
+                "init_process_group or new_group"
             )
         self._store = dist.PrefixStore(f"compcoll/{ranks[0][-1]}", store)
         self.leaving: WeakSet[DeviceTransport] = WeakSet()
@@ -138,7 +138,7 @@ class GroupTransport(LibraryConnection):
 
     @staticmethod
     def _with_length(wire: Wire) -> Tensor:
-        """Return another buffer for a wire that may be shorter than its own, with room for its length."""
+        """Return a buffer for the length and the bytes of a wire. It is allocated once per wire."""
         if wire.message is None:
             wire.message = torch.empty(_LENGTH_NBYTES + wire.buffer.nbytes, dtype=torch.uint8)
         message: Tensor = wire.message
@@ -147,7 +147,8 @@ class GroupTransport(LibraryConnection):
     def waiting(self, work: dist.Work, what: str, peer: int | None = None) -> None:
         """Wait for a gloo operation, at most as long as the group's time-out.
 
-        Nothing else runs meanwhile. So all wires are sent first, since other ranks may wait for them.
+        Nothing else runs in this thread meanwhile. So this method first sends all wires in device memory, since other
+        ranks may wait for them.
 
         Raises
         ------
@@ -188,7 +189,7 @@ class GroupTransport(LibraryConnection):
 
     def reductions(self, collective: str, op: str) -> tuple[Function, Callable[[Any, Any], Pending]]:
         if op not in _OPERATIONS:
-            raise InvalidArgument(f"op={op!r} over a process group of gloo's: there are {', '.join(_OPERATIONS)}")
+            raise InvalidArgument(f"op={op!r} is not supported over gloo: use one of {', '.join(_OPERATIONS)}")
         start = partial(self._iallreduce if collective == "allreduce" else self._ireduce_scatter, _OPERATIONS[op])
         return Function(lambda x, out: start(x, out).Test(), _UNKNOWN), start
 

@@ -53,9 +53,9 @@ class Averaging(ABC):
     stats : TrainingStats
         Bytes sent, and seconds: encoding is projection, decoding is the work after the means have arrived.
     steps, step : int
-        All steps so far, and finite steps with factors.
+        Number of all steps so far, and of those that sent factors with finite means.
     factors : int
-        Number of a gradient's two factors that a step sends.
+        How many of a gradient's two factors a step sends.
     """
 
     factors: ClassVar[int]
@@ -100,7 +100,7 @@ class Averaging(ABC):
                 gradient.set_residual(torch.zeros(()))
 
     def begin(self) -> Kind:
-        """Begin a step, and return the kind that it sends of gradients with factors."""
+        """Begin a step, and return what it sends for gradients that have factors."""
         self.steps += 1
         if (ratio := self.scale.begin()) != 1.0:
             for gradient in self.low:
@@ -129,7 +129,7 @@ class Averaging(ABC):
         self.stats.encode_seconds += perf_counter() - started
 
     def send(self, used: Collection[str]) -> None:
-        """Send full buffers in order, up to the first one not full; the last one may carry flags of used parameters."""
+        """Send full buffers in order, up to the first incomplete one. The last may carry flags of used parameters."""
         for buffer in self._buffers[len(self._waits) :]:
             if buffer.due:
                 return

@@ -31,7 +31,7 @@ Wait = Callable[[], object]
 
 
 class Kind(enum.Enum):
-    """What a buffer holds of gradients that have factors: the exact gradient, or one factor."""
+    """What a buffer holds for each gradient that has factors: the exact gradient, or one factor."""
 
     EXACT = "exact"
     LEFT = "left"
@@ -210,7 +210,7 @@ def _line_beside(group: dist.ProcessGroup, device: torch.device) -> Any:
     """
     store = store_of(group)
     if store is None:
-        raise InvalidArgument(f"group={group!r} is no group of init_process_group or new_group, and has no store")
+        raise InvalidArgument(f"group={group!r} has no store: use a group made by init_process_group or new_group")
     key = gathered(secrets.token_hex(8).encode(), group, device)[0].decode()
     own = dist.PrefixStore(f"compcoll/low-rank/{key}", store)
     limit = timedelta(seconds=timeout_of(group, device))
@@ -232,7 +232,7 @@ class Sums:
         Device of the buffers.
     jobs : bool
         Whether jobs of the queue start the sums. The sums then use a process group of their own, because ranks match a
-        group's collectives by order, and the caller's thread may start others at the same time.
+        group's collectives by order, and the caller's thread may start other collectives at the same time.
 
     Attributes
     ----------
@@ -247,7 +247,7 @@ class Sums:
         self._line = _line_beside(group, device) if jobs else group
 
     def begin(self, step: int, buffers: int) -> None:
-        """Begin a step with at most ``buffers`` buffers; codecs with random rounding draw by its number."""
+        """Begin a step with at most ``buffers`` buffers. Codecs with random rounding depend on the number ``step``."""
 
     def start(self, buffer: Buffer, stats: TrainingStats) -> Wait:
         """Start a sum; return a callable that waits for it."""
@@ -266,8 +266,8 @@ class Sums:
 class CodedSums(Sums):
     """Sums by compcoll's allreduce in a thread of its own: factors with a codec, everything else exactly.
 
-    The codec's residual of a rank's factors is in the buffer's `feedback`. It is not added to the next sum here,
-    because it belongs to this step's other factors.
+    The codec's residual of a rank's factors is in the buffer's `feedback`. It is not added to the next sum, because the
+    next step sends other factors. Instead, the gradient's residual includes it.
 
     Parameters
     ----------
@@ -303,8 +303,8 @@ class CodedSums(Sums):
     ) -> None:
         if device.type != "cpu":
             raise UnsupportedDevice(
-                f"factors on {device} cannot be encoded: only those on the CPU; codec=None sums them on the GPU's "
-                "process group as they are"
+                f"factors on {device} cannot be encoded, only factors on the CPU: use codec=None, which sums the "
+                "factors without encoding them"
             )
         super().__init__(group, device, jobs=False)
         self._communicator = communicator_of(group, device, timeout, transport, measured=algorithm == choose.AUTO)

@@ -71,7 +71,7 @@ class LowRank:
         _check(rank, min_compression_rate, exact_steps, buffer_mb, seed)
         if wrapped and (process_group is not None or buffer_mb is not None or not overlap):
             raise InvalidArgument(
-                "process_group, buffer_mb, overlap: DistributedDataParallel has its own (bucket_cap_mb)"
+                "process_group=, buffer_mb= and overlap= are not for DistributedDataParallel, which has bucket_cap_mb="
             )
         chosen = as_codec(codec, codec_options)
         choose.check("allreduce", algorithm)
@@ -252,7 +252,7 @@ class ACPSGD(LowRank):
     rank : int
         Columns of the factors. The paper uses 4 for convolutional nets and 32 for transformers.
     min_compression_rate : float
-        A gradient is sent as factors only if it has more than this many times the elements that a step sends of them.
+        A gradient is sent as factors only if its elements are more than this many times those that a step sends.
         `ACPSGD` sends one factor per step, on average half of both; `PowerSGD` sends both. One-dimensional gradients,
         and those with fewer rows or columns than ``rank``, are always sent exactly.
     exclude : iterable of str, or callable
@@ -298,7 +298,7 @@ class ACPSGD(LowRank):
         If an option is invalid, no parameter can be compressed at this rank, gradients are sparse, parameters are
         sharded, or a part of the model averages gradients itself.
     HookTaken
-        If something else reduces this model's gradients already.
+        If another communication hook or method already reduces this model's gradients.
     CollectiveMismatch
         If models, settings, torch versions or torch instruction sets differ between ranks. Different arithmetic would
         let the ranks' parameters drift apart.
@@ -391,7 +391,7 @@ def _check_shapes(
             raise InvalidArgument(f"the gradient of {name!r} is sparse: make it with sparse=False")
     matrices = {name: matrix_shape(p.shape) for name, p in parameters.items() if p.dim() > 1}
     if not matrices:
-        raise InvalidArgument("the model has no trainable parameter of two or more dimensions: nothing has a rank")
+        raise InvalidArgument("the model has no trainable parameter of two or more dimensions: no gradient is a matrix")
     if not any(ranks.values()):
         name = max(matrices, key=lambda name: min(matrices[name]))
         raise InvalidArgument(

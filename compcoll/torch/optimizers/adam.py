@@ -44,7 +44,7 @@ from .common import (
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 _SETTLED = 0.96
-"""Least ratio of the variance's norm to the one ``1 / (1 - β2)`` steps earlier at which 1-bit Adam's warm-up ends."""
+"""1-bit Adam's warm-up ends if the variance's norm is at least this part of its norm ``1 / (1 - β2)`` steps before."""
 
 
 class CompressedAdam(torch.optim.Optimizer):
@@ -83,7 +83,7 @@ class CompressedAdam(torch.optim.Optimizer):
         chosen = as_codec(codec, codec_options)
         of_gradients = as_codec(gradient_codec, {}, "gradient_codec")
         if isinstance(of_gradients, Sparsifier):
-            raise InvalidArgument(f"gradient_codec={of_gradients!r}: elements that it left out would have no variance")
+            raise InvalidArgument(f"gradient_codec={of_gradients!r}: elements that it omits would have no variance")
         by_name = {name: p for name, p in module_of(model).named_parameters() if p.requires_grad}
         given = list(by_name.values() if params is None else params)
         super().__init__(given, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
@@ -91,11 +91,11 @@ class CompressedAdam(torch.optim.Optimizer):
         self._parameters = parameters_of(self)
         names = {id(p): name for name, p in by_name.items()}
         if any(id(p) not in names for p in self._parameters):
-            raise InvalidArgument("params has parameters that are none of the model's, or frozen there")
+            raise InvalidArgument("params contains parameters that are not in the model, or are frozen in it")
         self._trained = {id(p): names[id(p)] for p in self._parameters}
         self._check_groups()
         if (self._betas, self._eps) != (tuple(betas), eps):
-            raise InvalidArgument("betas and eps are of all groups: they are arguments of their own")
+            raise InvalidArgument("groups cannot have their own betas or eps: give these as arguments, for all groups")
         check_hook_free(model)
         self._flat = Flat({names[id(p)]: p for p in self._parameters})
         self.momentum, self.variance, self._gradient = (self._flat.zeros() for _ in range(3))
@@ -169,7 +169,7 @@ class CompressedAdam(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy the state to save with the model. Each rank saves its own, or `GatheredState` saves one for all."""
+        """Return the state to save with the model. Each rank saves its own, or `GatheredState` saves one for all."""
         vectors = {kind: self._flat.by_name(getattr(self, kind)) for kind in self._kinds}
         residual = self._averager.residual
         kept = {} if residual is None else self._flat.by_name(torch.from_numpy(residual))
@@ -187,7 +187,7 @@ class CompressedAdam(torch.optim.Optimizer):
         ----------
         states : dict, or sequence of dict
             This rank's `state_dict`, or those of all ranks of the earlier run. With all of them, the number of ranks
-            may change: the mean of the residuals over the ranks is kept. Codecs with random rounding continue from the
+            may change: the sum of the residuals over the ranks is kept. Codecs with random rounding continue from the
             saved position, or from the current one if an old state lacks it. Values of parameters that are no longer
             trained are dropped with a warning.
 
@@ -231,7 +231,7 @@ class CompressedAdam(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _restored(self, alike: bool) -> None:
-        """Recompute values derived from a loaded state; ``alike`` if it is of the same number of ranks."""
+        """Recompute values derived from a loaded state. ``alike`` is True if the number of ranks is the same."""
 
     def _check_groups(self) -> None:
         """Reject changes to the parameters or groups that this optimizer does not support."""
@@ -265,7 +265,7 @@ class CompressedAdam(torch.optim.Optimizer):
         return float(self.param_groups[0]["eps"])
 
     def _adamw_step(self, updates: int) -> None:
-        """Perform an AdamW step with the mean gradients; it is the variance's update number ``updates``."""
+        """Perform an AdamW step with the mean gradients. It updates the variance for the ``updates``-th time."""
         self._observe_variance()
         self.momentum.lerp_(self._gradient, 1 - self._betas[0])
         self._move(self._root(updates))
@@ -314,8 +314,8 @@ class OneBitAdam(CompressedAdam):
     During the warm-up, this is AdamW with averaged gradients, exact by default. When the variance has settled, it is
     frozen. From then on, each rank updates the common momentum with its own gradient, ``β1 m + (1 - β1) g``, and sends
     it compressed, with its residual. The mean is compressed once more, with feedback of its own, and becomes m on all
-    ranks. Momentum averages linearly, and Adam's step does not. So under Adam, compress the momentum, not the
-    gradients, with codecs of low precision.
+    ranks. The momentum is linear in the gradients, but Adam's step is not. So with Adam and a codec of low precision,
+    compress the momentum, not the gradients.
 
     After ``backward()``, each rank keeps its own gradients, also with DistributedDataParallel, whose communication hook
     this optimizer takes. So ``no_sync()`` has no effect, and gradients can be accumulated freely.
@@ -334,8 +334,8 @@ class OneBitAdam(CompressedAdam):
     codec : str or Codec, optional
         Codec of the momentum, as for `compcoll.allreduce`. None averages it exactly.
     algorithm : str, optional
-        Algorithm of that allreduce. Default: ``"direct"``, or ``"sparse_ring"`` for sparsifiers. ``"auto"`` does not
-        compress where compression does not pay.
+        Algorithm of that allreduce. Default: ``"direct"``, or ``"sparse_ring"`` for sparsifiers. ``"auto"`` compresses
+        only where this saves time.
     gradient_codec : str or Codec, optional
         Codec, without feedback, of the mean gradients from which the variance is computed. None averages them exactly.
         Sparsifiers are rejected. Elements whose means all decode to 0 never move after the warm-up.
@@ -448,7 +448,7 @@ class OneBitAdam(CompressedAdam):
         rate = max(float(group["lr"]) for group in self.param_groups)
         rising, self.highest_rate = rate > self.highest_rate, max(rate, self.highest_rate)
         found = not rising and len(norms) > span and norms[-1] >= _SETTLED * norms[0]
-        # Sums may differ in their last bits between ranks with different thread counts.
+        # All ranks must agree: sums may differ in their last bits between ranks with different thread counts.
         return bool(self._communicator.allreduce(np.array([int(found)]), op="min", codec=None)[0])
 
 
@@ -457,10 +457,10 @@ class ZeroOneAdam(CompressedAdam):
 
     The mean gradients update the variance in the first steps, then in every second step, every fourth and so on,
     ``variance_updates`` times at each interval, and not after the step ``freeze``. In all other steps, each rank moves
-    by its own momentum and accumulates the update, ``u ← u + lr m``. At intervals, u is averaged, compressed and with
-    feedback on both sides. All ranks then continue from their last common parameters, moved by the mean of u, with the
-    momentum that corresponds to it. From the step ``local_after`` on, the interval between averages doubles every
-    ``local_steps`` steps, up to ``local_limit``.
+    by its own momentum and accumulates the update, ``u ← u + lr m``. At intervals, the ranks average u in compressed
+    form, with feedback for each rank's u and for the mean. All ranks then continue from their last common parameters,
+    moved by the mean of u, with the momentum that corresponds to it. From the step ``local_after`` on, the interval
+    between averages doubles every ``local_steps`` steps, up to ``local_limit``.
 
     Between two averages, the parameters differ between ranks: see `synchronized`. `state_dict` includes them.
 
@@ -596,7 +596,7 @@ class ZeroOneAdam(CompressedAdam):
         self._hold(self.observations)
 
     def _interval(self, step: int) -> int:
-        """Return the number of steps to the next average, the given step being the first."""
+        """Return the number of steps until the next average, including the given step."""
         if self._local_after is None or step < self._local_after:
             return 1
         doublings = 1 + (step - self._local_after) // self._local_steps

@@ -1,4 +1,4 @@
-"""What the optimizers share: their ranks, parameters as one vector in host memory, loss scaling, states by name."""
+"""Shared parts of the optimizers: ranks, parameters as one vector in host memory, loss scaling, states by name."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def join(
     if isinstance(ranks, Communicator):
         if timeout is not None or transport != "auto":
             raise InvalidArgument(
-                f"timeout={timeout!r}, transport={transport!r}: a communicator that is given has its own"
+                f"timeout={timeout!r}, transport={transport!r}: leave these out, the given communicator has its own"
             )
         gather = lambda values: list(torch.from_numpy(ranks.allgather(values.numpy(), codec=None)))  # noqa: E731
         compare(gather_bytes("\n".join(own).encode(), gather))
@@ -101,7 +101,7 @@ def check_together(communicator: Communicator, line: str) -> None:
     """
     sequence_number = communicator.sequence_number
     communicator._agree(Signature(line))
-    communicator.sequence_number = sequence_number  # codecs draw by it
+    communicator.sequence_number = sequence_number  # random codecs depend on it
 
 
 def module_of(model: nn.Module) -> nn.Module:
@@ -133,7 +133,7 @@ afterwards.
 
 
 class Scaling(NamedTuple):
-    """The result of a GradScaler.
+    """What a GradScaler reports to ``step()``.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class Scaling(NamedTuple):
 
 @contextmanager
 def scaling_of(optimizer: torch.optim.Optimizer) -> Iterator[Scaling | None]:
-    """Return the result of the GradScaler that calls ``step()``; None without a scaler.
+    """Yield what the GradScaler that calls ``step()`` reports; None without a scaler.
 
     After an error, the scaler does not delete its attributes, and would multiply its next scale by the old one. So this
     context manager deletes them.
@@ -242,7 +242,7 @@ class Flat:
         return dict(zip(self.shapes, self.views(vector), strict=True))
 
     def load(self, arrays: Mapping[str, Tensor], vector: Tensor) -> Tensor:
-        """Copy a state's arrays into a vector; zeros for parameters that it lacks."""
+        """Copy a state's arrays into a vector, with zeros for parameters that the state lacks."""
         return self.pack((arrays[n].reshape(s) if n in arrays else None for n, s in self.shapes.items()), vector)
 
 
@@ -262,7 +262,7 @@ def average(
 
 
 class Averager:
-    """Repeated mean of a vector over the ranks by compcoll's allreduce, with feedback.
+    """Averages a vector over the ranks repeatedly by compcoll's allreduce, with feedback.
 
     With the algorithm ``"direct"``, each rank encodes its values once, and the owner of each part encodes the mean once
     more. Both use feedback: each rank keeps the residuals of its own encodings.
@@ -283,8 +283,8 @@ class Averager:
     residual : array or None
         The residual of each element; None without feedback.
     of_mean : bool
-        Whether residuals are contributions to the mean, so that their sum over the ranks counts. If False, they are in
-        the units of this rank's values.
+        Whether a residual is a contribution to the mean, so that a change of the number of ranks must keep the sum of
+        the residuals. If False, it has the unit of this rank's values, and the mean of the residuals must be kept.
 
     Raises
     ------
@@ -296,7 +296,7 @@ class Averager:
 
     def __init__(self, codec: Codec | None, algorithm: str, feedback: bool, vector: Tensor) -> None:
         if isinstance(codec, Sparsifier) and codec.state is not ErrorFeedback:
-            raise InvalidArgument(f"{codec!r} decides by second moments of samples, which there are of gradients only")
+            raise InvalidArgument(f"{codec!r} needs second moments of single samples, which only gradients have")
         self._codec, self._algorithm, self._vector = codec, algorithm, vector
         self._feedback = ErrorFeedback() if feedback and codec is not None else None
         self.residual: HostArray | None = None
@@ -409,8 +409,8 @@ def check_trained(optimizer: torch.optim.Optimizer, trained: Mapping[int, str]) 
         return
     frozen = [name for key, name in trained.items() if key not in now]
     added = [list(p.shape) for key, p in now.items() if key not in trained]
-    what = f"{frozen[0]!r} was frozen" if frozen else f"one of shape {added[0]} came to be trained"
-    raise InvalidArgument(f"of the parameters {what} meanwhile: make the optimizer anew, and load its state")
+    what = f"{frozen[0]!r} was frozen" if frozen else f"one of shape {added[0]} was added or unfrozen"
+    raise InvalidArgument(f"the trained parameters have changed, {what}: make a new optimizer, and load its state")
 
 
 def state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
@@ -463,7 +463,7 @@ def check_groups(groups: Sequence[Any], count: int) -> None:
         If it differs from ``count``.
     """
     if len(groups) != count:
-        raise InvalidArgument(f"this state has {len(groups)} groups of parameters, but here are {count}")
+        raise InvalidArgument(f"this state has {len(groups)} groups of parameters, but this optimizer has {count}")
 
 
 def _copied(value: Any) -> Any:

@@ -60,7 +60,7 @@ _STATE = ("settings", "steps", "rounds", "begun", "versions", "due", "outer_stat
 
 @dataclass(frozen=True)
 class Schedule:
-    """The options of `DiLoCo` on when fragments are averaged and how they are mixed in.
+    """The options of `DiLoCo` that define when fragments are averaged, and how the averages are mixed in.
 
     Raises
     ------
@@ -78,9 +78,9 @@ class Schedule:
         for name, lowest in (("every", 1), ("warmup", 0), ("fragments", 1), ("delay", 0)):
             check_whole(name, getattr(self, name), lowest)
         if self.fragments > self.every:
-            raise InvalidArgument(f"fragments={self.fragments}: at most every={self.every} can be sent in turn")
+            raise InvalidArgument(f"fragments={self.fragments} must be at most every={self.every}: one per step")
         if self.delay >= self.every:
-            raise InvalidArgument(f"delay={self.delay}: it must be below every={self.every}, the next average")
+            raise InvalidArgument(f"delay={self.delay} must be below every={self.every}, when the next average begins")
         if not 0 <= self.alpha < 1:
             raise InvalidArgument(f"alpha={self.alpha!r}: a number from 0 to below 1 is needed")
 
@@ -204,7 +204,7 @@ class Fragment:
         """
         found = {due.get(name) for name in self.flat.shapes}
         if len(found) > 1:
-            raise InvalidArgument("this state has averages under way of other fragments than those here")
+            raise InvalidArgument("this state has unfinished averages of other fragments: use the same fragments=")
         return found.pop()
 
     def load(self, state: Mapping[str, Any], residuals: Mapping[str, Tensor], size: int) -> None:
@@ -267,11 +267,12 @@ class DiLoCo:
         Number of initial steps in which gradients are averaged exactly, and the ranks stay together. The paper starts
         from a model trained for 27 % of all steps.
     fragments : int
-        1 to ``every``, and at most the number of the model's layers.
+        Number of fragments: 1 to ``every``, and at most the number of the model's layers.
     delay : int
         Steps that an average may take, below ``every``.
     alpha : float, optional
-        From 0 to below 1. Default: 0, or with a delay 0.5, as in the paper.
+        Weight of a rank's own parameters in the mixture, from 0 to below 1. Default: 0, or 0.5 with a delay, as in the
+        paper.
     codec : str or Codec, optional
         Codec of outer gradients, as for `compcoll.allreduce`. None sends them uncompressed.
     feedback : bool
@@ -391,11 +392,11 @@ class DiLoCo:
     def group(self) -> Ranks | None:
         """The ranks. Between two steps, all ranks of another group may set it.
 
-        After ranks have died, use the surviving ones: ``diloco.group = diloco.communicator.shrink()`` where the library
-        has it. To add ranks, each new rank makes a `DiLoCo` at the same time. All ranks then get the outer parameters,
-        the outer optimizer's state and the step number of a rank with the most outer steps. Ranks with as many outer
-        steps keep their own parameters; others start from the outer ones. Averages under way are discarded: the next
-        average includes their content.
+        After ranks have died, use the surviving ones: ``diloco.group = diloco.communicator.shrink()`` if the library of
+        MPI supports this. To add ranks, each new rank makes a `DiLoCo` at the same time. All ranks then get the outer
+        parameters, the outer optimizer's state and the step number of a rank with the most outer steps. Ranks that have
+        made this number of outer steps keep their own parameters; all other ranks start from the outer ones. Unfinished
+        averages are discarded: the next average includes their content.
         """
         return self._ranks
 
@@ -420,7 +421,8 @@ class DiLoCo:
         self._check_resumed()
         self._finish(self._fragments)
         check_together(self.communicator, f"{type(self).__name__}.synchronize after step {self.steps}")
-        for fragment in (f for f in self._fragments if f.sent != self.steps):  # the rest would move by momentum alone
+        # Fragments that were just sent have no change to send: momentum alone would move them.
+        for fragment in (f for f in self._fragments if f.sent != self.steps):
             self._begin(fragment, self.steps)
         self._finish(self._fragments)
         with torch.no_grad():
@@ -428,10 +430,10 @@ class DiLoCo:
                 fragment.mix(0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy the state to save. Each rank saves its own, or `GatheredState` saves one for all.
+        """Return the state to save. Each rank saves its own, or `GatheredState` saves one for all.
 
-        It holds this rank's parameters, the outer ones, both optimizers' states, residuals, and averages under way, for
-        which this method waits.
+        It contains this rank's parameters, the outer ones, both optimizers' states, the residuals, and unfinished
+        averages, for which this method waits.
         """
         for fragment in self._fragments:
             self._settle(fragment)
@@ -624,7 +626,7 @@ class DiLoCo:
         self.stats.peak_step_nbytes = max(self.stats.peak_step_nbytes, self._recent.spread(nbytes))
 
     def _join(self, ranks: Ranks | None) -> None:
-        """Average with these ranks from now on, starting from the most advanced one. Collective."""
+        """Average with these ranks from now on, starting from the state of the most advanced rank. Collective."""
         communicator = join(ranks, self._lines, self._timeout, self._over, self._algorithm)
         self._ranks: Ranks | None = ranks
         self.communicator = communicator
@@ -662,7 +664,8 @@ class DiLoCo:
 def strided(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str, nn.Parameter]]:
     """Distribute a model's layers over ``count`` fragments in turn.
 
-    Parameters form a layer if their names agree up to the first number, or without a number up to the first dot.
+    Parameters whose names agree up to the first number form a layer. Names without a number must agree up to the first
+    dot.
 
     Raises
     ------
@@ -699,7 +702,7 @@ def check_inner(inner: torch.optim.Optimizer, parameters: Mapping[str, nn.Parame
 
 
 def outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment]) -> dict[str, Any]:
-    """Copy an outer optimizer's state: vectors as a tensor per kind and parameter; the rest, such as step counts."""
+    """Copy an outer optimizer's state: vectors are split by kind and parameter, other values are kept by fragment."""
     vectors: dict[str, dict[str, Tensor]] = {}
     rest: list[dict[str, Any]] = []
     for fragment in fragments:

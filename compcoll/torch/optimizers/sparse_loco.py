@@ -32,7 +32,8 @@ class ChunkedTopK:
 
     Indices are ascending and use Elias-Fano coding: the lower bits are stored directly. The upper parts form a bit
     vector whose n-th 1 is at the upper part of the n-th index plus n. With 41 elements (1 %), an index takes 8.6 bits.
-    A value is its sign and one of two magnitudes, each a mean of a group: magnitudes above their mean, and the rest.
+    A value is encoded as its sign and one of two magnitudes. The chunk's sent magnitudes form two groups, those above
+    their mean and the rest, and each group is represented by its mean.
 
     Parameters
     ----------
@@ -206,7 +207,7 @@ class SparseLoCo(DiLoCo):
     ) -> None:
         for name, value, highest in (("density", density, 0.5), ("beta", beta, 1.0), ("lr", lr, math.inf)):
             if not (0 <= value <= highest and math.isfinite(value)) or (name == "density" and value == 0):
-                raise InvalidArgument(f"{name}={value!r}: it must be finite, 0 or more, and at most {highest:g}")
+                raise InvalidArgument(f"{name}={value!r} must be finite, from 0 (density: above 0) to {highest:g}")
         self._make = partial(_SparseAverager, density, beta)
         self._values = f"density {density:g}, beta {beta:g}, lr {lr:g}"
         outer = partial(torch.optim.SGD, lr=lr)

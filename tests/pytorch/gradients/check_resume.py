@@ -183,7 +183,7 @@ def check_distributed_checkpoint(comm: MPI.Intracomm) -> None:
         other.load_state_dict(comm.bcast(whole))
         again = fresh.state_dict()
         assert all(torch.equal(kept, again["residuals"][name]) for name, kept in wanted["residuals"].items()), number
-        for bad, told in ((wanted, "no state of all ranks"), ({"ranks": []}, "save rank 0's")):
+        for bad, told in ((wanted, "no state of all ranks"), ({"ranks": []}, "the state of rank 0")):
             error = raised(lambda other=other, bad=bad: other.load_state_dict(bad))
             assert isinstance(error, InvalidArgument) and told in str(error), error
         compression.free()

@@ -259,8 +259,8 @@ def check_errors_are_those_of_eager() -> None:
         (InvalidBuffer, "no tensor", lambda x: compcoll.torch.all_reduce_coalesced([], codec="int8")),
         (UnknownAlgorithm, "rang", lambda x: compcoll.torch.all_reduce(x, codec="int8", algorithm="rang")),
         (InvalidBuffer, "outputs of", lambda x: compcoll.torch.reduce_scatter_tensor(x, x, codec="int8")),
-        (InvalidArgument, "sizes that other ranks", lambda x: exchange(x, codec="int8", backward_codec="topk")),
-        (InvalidArgument, "of both", lambda x: exchange(x, None, [N // standing()[1]] * standing()[1], codec="int8")),
+        (InvalidArgument, "sizes that receivers", lambda x: exchange(x, codec="int8", backward_codec="topk")),
+        (InvalidArgument, "for both", lambda x: exchange(x, None, [N // standing()[1]] * standing()[1], codec="int8")),
     ):
         for function in (call, compiled(call, fullgraph=False)):
             with pytest.raises(error, match=text):
