@@ -105,8 +105,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("mpi", params or [nothing], scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-xdist looks for groups, and after pytest orders fixtures
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     if not config.getoption("--long"):
         items[:] = [item for item in items if item.get_closest_marker("long") is None]
     mpis = selected_mpis(config)
@@ -127,6 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):
         for item, group in groups.items():
             item.add_marker(pytest.mark.xdist_group(group))
+    yield
     if hasattr(config, "workerinput"):
         # Workers take groups in this order: long ones first, and last what no other worker may run beside.
         long = {groups[item] for item in items if item.get_closest_marker("mpi") or item.get_closest_marker("slow")}
