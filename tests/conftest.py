@@ -130,8 +130,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     if hasattr(config, "workerinput"):
         # Workers take groups in this order: long ones first, and last what no other worker may run beside.
-        long = {groups[item] for item in items if item.get_closest_marker("mpi") or item.get_closest_marker("slow")}
-        items.sort(key=lambda item: (groups[item] == ALONE, groups[item] not in long))
+        mpi, slow = ({groups[item] for item in items if item.get_closest_marker(name)} for name in ("mpi", "slow"))
+        items.sort(key=lambda item: (groups[item] == ALONE, groups[item] not in mpi, groups[item] not in slow))
 
 
 def pytest_collection_finish() -> None:

@@ -176,7 +176,7 @@ def test_training_reaches_the_same_accuracy_and_resumes_exactly(mpirun: MPIRun, 
 @pytest.mark.timeout(600)
 def test_low_rank_training_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> None:
     low = ["--low-rank", "acpsgd", "--rank", "2", "--exact-steps", "10", "--epochs", "2"]
-    whole, rest = resumed_from_the_checkpoint_before_the_last(mpirun, tmp_path, *low)
+    whole, rest = resumed_before_its_end(mpirun, tmp_path, *low)
     assert whole[-1]["ratio"] > 10 and whole[-1]["accuracy"] > 0.3
     assert results(rest) == results(whole)[1:]
 
@@ -186,12 +186,12 @@ def test_low_rank_training_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> No
 def test_a_compressed_adam_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> None:
     """A run goes on from step 44, in the warm-up of 50 steps, by a codec that rounds at random."""
     words = ["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits=4", "--exact-steps", "50", "--steps", "60"]
-    whole, rest = resumed_from_the_checkpoint_before_the_last(mpirun, tmp_path, *words)
+    whole, rest = resumed_before_its_end(mpirun, tmp_path, *words)
     assert whole[0]["step"] == 44 and results(rest) == results(whole)[1:]
     assert whole[-1]["accuracy"] > 0.5
 
 
-def resumed_from_the_checkpoint_before_the_last(mpirun: MPIRun, folder: Path, *words: str) -> list[list[dict[str, Any]]]:
+def resumed_before_its_end(mpirun: MPIRun, folder: Path, *words: str) -> list[list[dict[str, Any]]]:
     """The epochs of a whole run, and of one that goes on from its last checkpoint but one."""
     kept = folder / "kept"
     whole = train(mpirun, folder, "whole", *words, "--checkpoint", kept)
