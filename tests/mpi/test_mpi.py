@@ -21,12 +21,13 @@ LONG_ONES = {
     "check_collectives.check_large_messages",
     "check_errors.check_time_outs_cost_nothing_between_nodes",
     "check_explain.check_what_is_explained_runs",
+    "check_recordings.check_files_of_a_repeated_call",
     "check_recordings.check_same_bits_as_the_algorithm",
 }
 # And these not at all: only `make test-all` does.
 LONGEST = {"check_recordings.check_calls_that_do_not_belong_together", "check_tuning.check_tune"}
 OTHERS = (2, 5)  # ranks on which other MPIs than the first have all checks: a power of two or not, more than cores
-FEWER = (1, 2, 3, 5)  # ranks of what is longest; others have all algorithms on 4 and 8 ranks
+FEWER = (1, 2, 3)  # ranks of the long ones; the others have every algorithm on 4, 5 and 8 ranks
 
 
 def marks(check: str, ranks: int) -> list[pytest.MarkDecorator]:
