@@ -105,8 +105,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("mpi", params or [nothing], scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-xdist looks for groups, and after pytest orders fixtures
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     if not config.getoption("--long"):
         items[:] = [item for item in items if item.get_closest_marker("long") is None]
     mpis = selected_mpis(config)
@@ -123,14 +123,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(300))  # the first one compiles it
         if mpi and (quick := item.get_closest_marker("quick_on")) and (mpi == mpis[0]) != (quick.args[0] == "first"):
             item.add_marker(pytest.mark.slow)
-    groups = {item: group_of(item) for item in items}
     if config.pluginmanager.hasplugin("xdist"):
-        for item, group in groups.items():
-            item.add_marker(pytest.mark.xdist_group(group))
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    yield
     if hasattr(config, "workerinput"):
         # Workers take groups in this order: long ones first, and last what no other worker may run beside.
-        long = {groups[item] for item in items if item.get_closest_marker("mpi") or item.get_closest_marker("slow")}
-        items.sort(key=lambda item: (groups[item] == ALONE, groups[item] not in long))
+        mpi, slow = ({group_of(item) for item in items if item.get_closest_marker(name)} for name in ("mpi", "slow"))
+        items.sort(key=lambda item: ((group := group_of(item)) == ALONE, group not in mpi, group not in slow))
 
 
 def pytest_collection_finish() -> None:

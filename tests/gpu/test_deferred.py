@@ -53,7 +53,7 @@ def per_rank(size: int, n: int, dtype: Any = np.float32) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
 @pytest.mark.parametrize("name", COLLECTIVES)
-@pytest.mark.parametrize("ranks", [[1, 2, 5], pytest.param([3, 4, 6, 7, 8, 9], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("ranks", [[1, 2, 5], pytest.param([3, 6, 8], marks=pytest.mark.slow)], ids=str)
 def test_same_bits_as_on_the_host(ranks: list[int], name: str, direct: bool) -> None:
     method, options = COLLECTIVES[name]
     for size in ranks:

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from fakes.python_calls import functions_entered
 from mpi4py import MPI
-from promises import ALGORITHMS, FIXED, FLAT
+from promises import ALGORITHMS, FIXED, FLAT, one_of_each
 
 import compcoll
 from compcoll import (
@@ -35,7 +35,7 @@ SIZES: list[tuple[int, Any, str]] = [
 def check_same_bits_as_the_algorithm(comm: MPI.Intracomm) -> None:
     replayed, run = Communicator(comm), Communicator(comm)
     draw = np.random.default_rng(comm.rank)
-    for codec, algorithm in itertools.product([None, *FIXED], ALGORITHMS):
+    for codec, algorithm in itertools.product([None, *one_of_each(FIXED)], ALGORITHMS):
         for n, dtype, op in SIZES:
             how: dict[str, Any] = {"codec": codec, "algorithm": algorithm, "op": op}
             for _ in range(2):  # the first of them is compiled
@@ -119,7 +119,7 @@ def check_calls_that_do_not_belong_together(comm: MPI.Intracomm) -> None:
     if comm.size == 1:
         return
     communicator = Communicator(comm)
-    for n, algorithm in itertools.product([3000, 2_000_000], ALGORITHMS):
+    for n, algorithm in itertools.product([3000, 600_000], ALGORITHMS):
         x = np.random.default_rng(comm.rank).standard_normal(n).astype(np.float32)
         usual: dict[str, Any] = {"codec": "zfp", "rate": 8, "algorithm": algorithm}
         others: list[dict[str, Any]] = [

@@ -18,12 +18,15 @@ LONG_ONES = {
     "check_collectives.check_allreduce",
     "check_collectives.check_freed_with_their_owner",
     "check_collectives.check_large_messages",
+    "check_errors.check_time_outs_cost_nothing_between_nodes",
     "check_explain.check_what_is_explained_runs",
+    "check_recordings.check_files_of_a_repeated_call",
     "check_recordings.check_same_bits_as_the_algorithm",
 }
 # And these not at all: only `make test-all` does.
 LONGEST = {"check_recordings.check_calls_that_do_not_belong_together", "check_tuning.check_tune"}
-OTHERS = (2, 4, 5)  # ranks on which other MPIs than the first have all checks: powers of two or not, more than cores
+OTHERS = (2, 5)  # ranks on which other MPIs than the first have all checks: a power of two or not, more than cores
+FEWER = (1, 2, 3)  # ranks of the long ones; the others have every algorithm on 4, 5 and 8 ranks
 
 
 def marks(check: str, ranks: int) -> list[pytest.MarkDecorator]:
@@ -42,7 +45,13 @@ def marks(check: str, ranks: int) -> list[pytest.MarkDecorator]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "ranks" in metafunc.fixturenames:
-        cases = [(count, check) for count in selected_ranks(metafunc.config) for check in [*CHECKS, THE_END]]
+        counts = selected_ranks(metafunc.config)
+        cases = [
+            (count, check)
+            for count in counts
+            for check in [*CHECKS, THE_END]
+            if count in FEWER or counts == [count] or check not in LONG_ONES | LONGEST
+        ]
         params = [pytest.param(*case, id=f"n{case[0]}-{case[1]}", marks=marks(case[1], case[0])) for case in cases]
         metafunc.parametrize(("ranks", "check"), params)
 

@@ -113,14 +113,13 @@ def test_tiny_study(mpi: MPI, record: Record, monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("sklearn")
     monkeypatch.setattr(sys, "executable", str(mpi.prefix / "bin" / "python"))
     monkeypatch.setattr(run, "BUILD", record.path.parent)
+    monkeypatch.setattr(run, "TRIES", 1)  # whatever runs beside
     monkeypatch.chdir(TOP)
-    page, names = study.PAGES[0], ("qsgd4-l2", "topk1", "dgc01", "variance-packed", "variance-micro", "hybrid-0.03")
+    page, names = study.PAGES[0], ("dgc01", "variance-packed", "variance-micro")
     for name in names:
         command = page.record().cases[name].command.replace("-n 4", "-n 2").replace("--epochs 24", "--epochs 1")
         record.cases[name] = Case(command)
     assert not run.Measurement(page, record).run(names)
-    assert record.cases["qsgd4-l2"].missing == "refused"
-    for name, ratio in zip(names[1:], (20, 1.5, 2, 2, 2), strict=True):
+    for name, ratio in zip(names, (1.5, 2, 2), strict=True):
         (found,) = record.cases[name].results
-        learned = 0.3 if name != "hybrid-0.03" else 0.0  # of its elements few reach the threshold in so few steps
-        assert found["accuracy"] > learned and found["raw"] / found["sent"] > ratio, (name, found)
+        assert found["accuracy"] > 0.3 and found["raw"] / found["sent"] > ratio, (name, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +20,8 @@ pytest.importorskip("torch", "2.13")
 pytest.importorskip("sklearn")
 
 import torch
+import torch.distributed as dist
+import train_ddp
 from mpi.checks import CheckJob
 from mpi.environments import MPI, Completed
 from mpi.run import expand
@@ -30,7 +33,10 @@ from compcoll.sparse import DGCFeedback, TopK, Variance, VarianceFeedback
 from compcoll.torch.gradients.bucket import maker_of
 from compcoll.torch.gradients.compression import compress
 from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters, kind_of
+from osu_like_bench import __main__ as osu_like_bench
+from osu_like_bench import ddp
 from osu_like_bench.training.models import NETWORKS
+from osu_like_bench.training.processes import Place
 
 MPIRun = Callable[..., Completed]
 pytestmark = pytest.mark.with_torch
@@ -147,12 +153,10 @@ def results(epochs: list[dict[str, Any]]) -> list[tuple[float, float]]:
 @pytest.mark.first_mpi
 @pytest.mark.timeout(600)
 def test_training_reaches_the_same_accuracy_and_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> None:
-    plain = train(mpirun, tmp_path, "plain", "--epochs", "4")
     codec = ["--codec", "minmax", "--bits", "3", "--epochs", "4"]
     whole = train(mpirun, tmp_path, "whole", *codec)
     assert whole[-1]["ratio"] > 5 and any("MinMax" in call for call in whole[-1]["calls"])
-    assert plain[-1]["accuracy"] > 0.97
-    assert abs(whole[-1]["accuracy"] - plain[-1]["accuracy"]) < 0.02
+    assert whole[-1]["accuracy"] > 0.96  # uncompressed: 0.98
 
     keep = ["--checkpoint", tmp_path / "kept", "--checkpoint-every", "30"]
     steps = whole[0]["step"]
@@ -172,30 +176,53 @@ def test_training_reaches_the_same_accuracy_and_resumes_exactly(mpirun: MPIRun, 
 @pytest.mark.timeout(600)
 def test_low_rank_training_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> None:
     low = ["--low-rank", "acpsgd", "--rank", "2", "--exact-steps", "10", "--epochs", "2"]
-    whole = train(mpirun, tmp_path, "whole", *low)
+    whole, rest = resumed_before_its_end(mpirun, tmp_path, *low)
     assert whole[-1]["ratio"] > 10 and whole[-1]["accuracy"] > 0.3
-    keep = [*low, "--checkpoint", tmp_path / "kept"]
-    assert (
-        results(train(mpirun, tmp_path, "first", *keep, "--stop-after", str(whole[0]["step"] + 3)))
-        == results(whole)[:1]
-    )
-    assert results(train(mpirun, tmp_path, "rest", *keep, "--resume")) == results(whole)[1:]
+    assert results(rest) == results(whole)[1:]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_compressed_adam_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> None:
-    """A run is interrupted after step 15 and goes on from step 10, in the warm-up, by a codec that rounds at random."""
-    words = ["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits=4"]
-    whole = train(mpirun, tmp_path, "whole", *words, "--steps", "60")
-    keep = [*words, "--steps", "60", "--checkpoint", tmp_path / "kept", "--checkpoint-every", "10"]
-    assert not train(mpirun, tmp_path, "interrupted", *keep, "--stop-after", "15")
-    assert results(train(mpirun, tmp_path, "resumed", *keep, "--resume")) == results(whole)
+    """A run goes on from step 44, in the warm-up of 50 steps, by a codec that rounds at random."""
+    words = ["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits=4", "--exact-steps", "50", "--steps", "60"]
+    whole, rest = resumed_before_its_end(mpirun, tmp_path, *words)
+    assert whole[0]["step"] == 44 and results(rest) == results(whole)[1:]
     assert whole[-1]["accuracy"] > 0.5
+
+
+def resumed_before_its_end(mpirun: MPIRun, folder: Path, *words: str) -> list[list[dict[str, Any]]]:
+    """The epochs of a whole run, and of one that goes on from its last checkpoint but one."""
+    kept = folder / "kept"
+    whole = train(mpirun, folder, "whole", *words, "--checkpoint", kept)
+    shutil.rmtree(max(kept.iterdir()))
+    return [whole, train(mpirun, folder, "rest", *words, "--checkpoint", kept, "--resume")]
 
 
 @pytest.mark.slow
 @pytest.mark.first_mpi
+def test_bad_arguments_end_the_ranks(mpirun: MPIRun) -> None:
+    benchmark = ("osu_like_bench", "ddp", "--parameters", "1000", "--compare", "acpsgd:rank=0")
+    for program, *words in ((TRAIN, "--codec", "terngrad"), benchmark):
+        done = mpirun(2, program, *words, check=False)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.report
+        assert sum("error:" in line for line in done.stderr.splitlines()) == 1, done.report
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One rank without MPI, whose process does not end if it gives up."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for module in (train_ddp, ddp):
+        monkeypatch.setattr(module, "start", lambda backend: Place(0, 1, 1))
+        monkeypatch.setattr(module, "share_cores", lambda place, threads: 1)
+    monkeypatch.setattr(train_ddp, "give_up", sys.exit)
+    monkeypatch.setattr(ddp, "leave", lambda: None)
+    monkeypatch.setenv("RANK", "0")
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -209,10 +236,14 @@ def test_a_compressed_adam_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> No
         (["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits"], "name=value"),
     ],
 )
-def test_bad_training_arguments(mpirun: MPIRun, words: list[str], said: str) -> None:
-    done = mpirun(2, TRAIN, *words, check=False)
-    assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr, done.report
-    assert sum("error:" in line for line in done.stderr.splitlines()) == 1, done.report
+@pytest.mark.usefixtures("alone")
+def test_bad_training_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py", *words])
+    with pytest.raises(SystemExit, match="2"):
+        train_ddp.main()
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -268,9 +299,8 @@ def test_benchmark(mpirun: MPIRun, tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 def test_benchmark_of_low_rank(mpirun: MPIRun, tmp_path: Path) -> None:
     path = tmp_path / "ddp.json"
-    names = ["ssgd", "ssgd:overlap=False:buffer_mb=0", "powersgd:rank=2", "acpsgd:rank=2", "acpsgd:rank=2:ddp=True"]
-    names += ["powersgd-late:rank=2"]
-    size = ["--model", "resnet50", "--backward", "20", "-i", "2", "-x", "1"]
+    names = ["ssgd", "powersgd:rank=2", "acpsgd:rank=2", "acpsgd:rank=2:ddp=True", "powersgd-late:rank=2"]
+    size = ["--model", "resnet50", "--backward", "20", "-i", "2", "-x", "0"]
     mpirun(2, "osu_like_bench", "ddp", *size, "--compare", ",".join(names), "--json", path, timeout=300)
     records = {record["contender"]: record for record in json.loads(path.read_text())["results"]}
     assert list(records) == names
@@ -294,12 +324,12 @@ def test_networks_have_their_published_sizes() -> None:
 BAD = ["gloo+nothing", "acpsgd:rank=0", "compcoll+zfp:rate", "gloo+fp16:rank=1", "acpsgd:width=1"]
 
 
-@pytest.mark.slow
-@pytest.mark.first_mpi
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("names", BAD)
-def test_bad_contenders(mpirun: MPIRun, names: str) -> None:
-    done = mpirun(2, "osu_like_bench", "ddp", "--parameters", "1000", "--compare", names, check=False)
-    assert done.returncode == 2 and "error:" in done.stderr and "Traceback" not in done.stderr, done.report
+def test_bad_contenders(capsys: pytest.CaptureFixture[str], names: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        osu_like_bench.main(["ddp", "--parameters", "1000", "--compare", names])
+    assert "error:" in capsys.readouterr().err
 
 
 def test_feedback_is_made_by_what_is_given() -> None:

@@ -181,25 +181,22 @@ def test_training_has_the_losses_that_it_has_under_mpirun(
 ) -> None:
     pytest.importorskip("sklearn")
     words = ["--codec", "zfp", "--rate", "8", "--algorithm", "direct", "--epochs", "1", "--steps", "8"]
-    for ranks in (2, 3, 4):
-        files = [tmp_path / f"{ranks}-{name}" for name in ("mpi.npy", "mpi.json", "group.npy", "group.json")]
-        mpirun(ranks, TRAIN, *words, "--gradients", files[0], "--json", files[1], timeout=100)
-        ports = free_ports(1)
-        own = [str(word) for word in (*words, "--gradients", files[2], "--json", files[3])]
-        started = [
-            subprocess.Popen(
-                [mpi.prefix / "bin" / "python", TRAIN, *own], env=environment(rank, ranks, ports, tmp_path)
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            assert [rank.wait(100) for rank in started] == [0] * ranks
-        finally:
-            for rank in started:
-                rank.kill()
-        losses = [[epoch["loss"] for epoch in json.loads(file.read_text())["epochs"]] for file in files[1::2]]
-        assert losses[0] == losses[1]
-        assert files[0].read_bytes() == files[2].read_bytes()
+    files = [tmp_path / name for name in ("mpi.npy", "mpi.json", "group.npy", "group.json")]
+    mpirun(RANKS, TRAIN, *words, "--gradients", files[0], "--json", files[1], timeout=100)
+    ports = free_ports(1)
+    own = [str(word) for word in (*words, "--gradients", files[2], "--json", files[3])]
+    started = [
+        subprocess.Popen([mpi.prefix / "bin" / "python", TRAIN, *own], env=environment(rank, RANKS, ports, tmp_path))
+        for rank in range(RANKS)
+    ]
+    try:
+        assert [rank.wait(100) for rank in started] == [0] * RANKS
+    finally:
+        for rank in started:
+            rank.kill()
+    losses = [[epoch["loss"] for epoch in json.loads(file.read_text())["epochs"]] for file in files[1::2]]
+    assert losses[0] == losses[1]
+    assert files[0].read_bytes() == files[2].read_bytes()
 
 
 def test_the_wrapping_backend_leaves_no_collective_to_the_base_class() -> None:

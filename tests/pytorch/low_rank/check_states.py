@@ -50,8 +50,9 @@ def assert_as_known(comm: MPI.Intracomm, known: dict[str, Reference], state: dic
 
 
 def check_states_are_in_logical_order(comm: MPI.Intracomm) -> None:
-    """Gradients, residuals and factors are those of the parameters' own order; a state goes from any layout to any."""
-    for method, (first, second) in itertools.product(METHODS, itertools.product(LAYOUTS, LAYOUTS)):
+    """Gradients, residuals and factors are those of the parameters' own order; a state goes to the other order."""
+    changes = [(first, second) for first, second in itertools.product(LAYOUTS, LAYOUTS) if first[1] != second[1]]
+    for method, (first, second) in itertools.product(METHODS, changes):
         told: tuple[Any, ...] = (method.__name__, first, second)
         net = model(first[0], reverse=first[1])
         compression = method(net, rank=3, min_compression_rate=1)
