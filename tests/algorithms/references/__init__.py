@@ -40,8 +40,6 @@ class Reference:
         cut into equal chunks, and a node has two ranks.
     sent : callable or None
         How often each of p ranks, on nodes of their own, sends its whole buffer in an allreduce. None if ranks differ.
-    bound : callable or None
-        The encodings that an error bound of an allreduce must count, if that is more than the first of `encodings`.
     ordered : bool
         Whether MPI, or the ranks' one shared memory, matches its calls by their order instead of by tags.
     """
@@ -52,7 +50,6 @@ class Reference:
     alike: Mapping[str, Callable[[int], float]] = field(default_factory=dict)
     replay: Callable[[list[Values], RoundTrip], Values] | None = None
     sent: Callable[[int], float] | None = None
-    bound: Callable[[int, int], int] | None = None
     ordered: bool = False
 
 

@@ -62,7 +62,4 @@ REFERENCE = Reference(
     variance={"allreduce": variance},
     alike={"allreduce": lambda p: sum(p / 2**j * sqrt(2**j) for j in range(int(log2(p)))) / sqrt(p)},
     replay=replay,
-    # One more on powers of two: blocks of single ranks are encoded, and the sum of their largest magnitudes may exceed
-    # the largest sum, which bounds use.
-    bound=lambda p, nodes: p.bit_length(),
 )
