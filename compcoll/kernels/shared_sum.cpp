@@ -30,6 +30,8 @@ namespace {
 
 constexpr size_t line = 64;
 constexpr size_t slots_each = 3;              // pieces of a rank that other ranks may still need
+constexpr size_t usual_pieces = 16;           // more only if slots are too small for so few
+constexpr size_t least_nbytes = 256 * 1024;   // of a piece, if its slot has room: smaller ones cost more waits
 constexpr size_t hot_nbytes = 16 * 1024;      // a sum is copied to the slot while it is in the first-level cache
 
 enum Stage { copied, added, taken };
@@ -71,7 +73,9 @@ public:
         }
         nbytes_ = x_->nbytes();
         before_ = progress(rank_).passed[taken].load(std::memory_order_relaxed);
-        pieces_ = (x_->nbytes() + slot_ - 1) / slot_;
+        const size_t wanted = std::max(least_nbytes, (nbytes_ / usual_pieces + line - 1) / line * line);
+        piece_ = std::min(wanted, slot_);
+        pieces_ = (nbytes_ + piece_ - 1) / piece_;
         passed_ = {};
         end_if_done();
     }
@@ -109,7 +113,7 @@ private:
         return memory_.at() + ranks_ * sizeof(Progress) + number * slot_;
     }
 
-    size_t length(size_t piece) const { return std::min(slot_, x_->nbytes() - piece * slot_); }
+    size_t length(size_t piece) const { return std::min(piece_, x_->nbytes() - piece * piece_); }
 
     // The range of bytes in a piece that a rank adds.
     Range share(size_t rank, size_t piece) const {
@@ -165,7 +169,7 @@ private:
     }
 
     void copy_in(size_t piece, Range range) {
-        const uint8_t* x = x_->at() + piece * slot_;
+        const uint8_t* x = x_->at() + piece * piece_;
         if (scale_ == 1.0) return copies_.copy(slot(rank_, piece) + range.begin, x + range.begin, range.end - range.begin);
         for (size_t begin = range.begin, nbytes; begin < range.end; begin += nbytes) {
             nbytes = std::min(hot_nbytes, range.end - begin);
@@ -185,10 +189,10 @@ private:
         Terms terms{nullptr, scale_, std::vector<const uint8_t*>(ranks_ - 1)};
         for (size_t begin = own.begin, nbytes; begin < own.end; begin += nbytes) {
             nbytes = std::min(hot_nbytes, own.end - begin);
-            terms.add = x_->at() + piece * slot_ + begin;
+            terms.add = x_->at() + piece * piece_ + begin;
             for (size_t rank = 0, next = 0; rank < ranks_; ++rank)
                 if (rank != rank_) terms.wires[next++] = slot(rank, piece) + begin;
-            uint8_t* out = out_->at() + piece * slot_ + begin;
+            uint8_t* out = out_->at() + piece * piece_ + begin;
             decode(coder_, storage_, nbytes / storage_size(storage_), terms, out, 1);
             copies_.copy(slot(rank_, piece) + begin, out, nbytes);
         }
@@ -203,7 +207,7 @@ private:
         for (size_t rank = 0; rank < ranks_; ++rank) {
             const Range theirs = share(rank, piece);
             if (rank != rank_)
-                std::memcpy(out_->at() + piece * slot_ + theirs.begin, slot(rank, piece) + theirs.begin, theirs.end - theirs.begin);
+                std::memcpy(out_->at() + piece * piece_ + theirs.begin, slot(rank, piece) + theirs.begin, theirs.end - theirs.begin);
         }
         pass(taken);
         return true;
@@ -221,7 +225,7 @@ private:
     Coder coder_;
     double scale_;
     CopiesForAnotherCore<> copies_;
-    size_t slot_ = 0, nbytes_ = 0;
+    size_t slot_ = 0, piece_ = 0, nbytes_ = 0;  // bytes of a slot, of a piece, and of the buffer
     std::optional<Buffer> x_, out_;
     uint64_t before_ = 0;
     size_t pieces_ = 0;

@@ -16,9 +16,9 @@ from ..layout import longest_message
 _NAME = "compcoll"
 _SUMS_NBYTES_EACH = 3 * (256 * 1024 + 4096)
 _SCARCE_SUMS_NBYTES_EACH = 3 * (1024 * 1024 + 4096)
-"""With fewer cores than ranks, a rank may wait a time slice for each piece of a sum, so pieces are larger than is best
-for the caches. 4 ranks on 2 cores, 16 MiB: 6.3 instead of 5.9 ms, but 24 instead of 48 ms beside two busy processes
-(MPI's own: 27 ms).
+"""With fewer cores than ranks, a rank may wait a time slice for each piece of a sum, so pieces of large buffers are
+larger than is best for the caches. 4 ranks on 2 cores, 16 MiB: 6.3 instead of 5.9 ms, but 24 instead of 48 ms beside
+two busy processes (MPI's own: 27 ms).
 """
 _MOST_SUMS_NBYTES = 32 << 20
 _NUMBER_NBYTES, _LINE_NBYTES = 8, 64
