@@ -93,7 +93,8 @@ class Job:
         For a device that runs kernels asynchronously: orders kernels and messages.
     cut : callable or None
         Takes a number and cuts the buffer into that many chunks, for an algorithm that needs more or fewer than
-        ``chunks`` has. Only allreduces have it.
+        ``chunks`` has. Every allreduce has it, other collectives do not. Chunks begin at multiples of the codec's
+        block, so boundaries of different cuts need not coincide.
     """
 
     group: Group
@@ -139,9 +140,9 @@ class Job:
     ) -> Pending | None:
         """Encode a segment: ``x`` (if ``own``) plus the decoded ``terms``. A device does so before the send starts.
 
-        ``final`` also stores the decoded wire in ``out``. ``share`` is the number of ranks, the ``team``, that make
-        this same encoding of a partial sum. Each of them keeps 1/``share`` of the residual, and all use the same
-        random numbers.
+        ``final`` also stores the decoded wire in ``out``. ``share`` is 1 if no other rank encodes the same partial sum.
+        Otherwise it is the number of ranks, the ``team``, that do. Each of them keeps 1/``share`` of the residual, and
+        all use the same random numbers.
         """
         operands = self.operands
         of_team = operands.rng_counter >> 32 << 32 | share.bit_length() << 26 | team
@@ -193,7 +194,8 @@ class Job:
     def finish(self, segment: Segment, send: Callable[[Segment, Wire], None], terms: Sequence[Wire] = ()) -> Steps:
         """Encode a segment of the result, ``x`` plus ``terms``, send it, and store the decoded wire in ``out``.
 
-        The segment must be one of this rank's own chunk, ``chunks[group.rank]``. It is decoded after its send
+        The segment must be one of this rank's own chunk, ``chunks[group.rank]``; for other segments use `encode` with
+        ``final=True``. It is decoded after its send
         has started, or while encoding if the coder computes the decoded values anyway, if there is a residual, on an
         asynchronous device, or if it is the chunk's only segment.
         """
@@ -207,7 +209,7 @@ class Job:
 
 
 class Inbox:
-    """Wires that arrive from one rank, in order. Receives are posted ahead of their use.
+    """Wires that arrive from one rank in the order of its sends. Receives are posted ahead of their use.
 
     Parameters
     ----------
@@ -218,7 +220,7 @@ class Inbox:
     wires : sequence of Wire
         Memory for each message, in the order of arrival.
     ahead : int, optional
-        The number of receives to post ahead; by default all are posted at once.
+        The number of receives to post ahead, to limit the messages in flight; by default all are posted at once.
     """
 
     def __init__(self, group: Group, source: int, wires: Sequence[Wire], ahead: int | None = None) -> None:

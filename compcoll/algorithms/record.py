@@ -20,7 +20,7 @@ Symmetry = Literal["none", "rotation", "exclusive"]
 """How ranks can be renumbered so that one node does what another does, if all chunks have one length.
 
 ``"rotation"``: by adding a number, modulo p, as in a ring. ``"exclusive"``: by XOR with a number, if all partners are
-``rank ^ distance`` and p is a power of two. ``"none"``: not at all. A simulation is only slower then.
+``rank ^ distance``; it is used only if p is a power of two. ``"none"``: not at all. A simulation is only slower then.
 """
 
 
@@ -40,7 +40,7 @@ class Encodings(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Factors from the error of one encoding to that of the result.
+    """Factors from the error of one encoding to that of the result. They may be estimates if p is no power of two.
 
     Every encoding of a partial sum of j independent terms of variance 1 adds an error of variance ``j ε²``, and the
     sum of all p terms has variance p.

@@ -36,10 +36,11 @@ class Reference:
     alike : mapping
         For sums of our own: ``Σ √j / √p`` over the encodings, each of a partial sum of j of p terms.
     replay : callable or None
-        The allreduce in NumPy, from all ranks' arrays and a function that encodes and decodes an array. Arrays can be
-        cut into equal chunks, and a node has two ranks.
+        The allreduce in NumPy, from all ranks' arrays and a function that encodes and decodes an array. A node has
+        two ranks. Arrays can be cut into p equal chunks, and into one equal chunk for each node.
     sent : callable or None
-        How often each of p ranks, on nodes of their own, sends its whole buffer in an allreduce. None if ranks differ.
+        How often each of p ranks, on nodes of their own, sends its whole buffer in an allreduce. None if ranks differ
+        for some p.
     ordered : bool
         Whether MPI, or the ranks' one shared memory, matches its calls by their order instead of by tags.
     """
