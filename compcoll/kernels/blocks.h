@@ -100,8 +100,8 @@ T largest_magnitude(const T* values, size_t n) {
 //   Codec(first), bits            the constructor takes `first` of codecs.h; the bits of a code are 1 to 8
 //   has_codes(header)             if not, the codes are 0, and all values of the block are only_value(header)
 //   only_value(header)            NaN for a block that holds NaN or Inf
-//   with_encoder(header, use)     calls use(encoder); encoder.code(x) is a value's code
-//   with_decoder(header, use)     calls use(decoder); decoder.value(code) is a code's value
+//   with_encoder(header, use)     calls use(encoder); encoder.code(x) is a value's code, below 2^bits
+//   with_decoder(header, use)     calls use(decoder); decoder.value(code) is a code's value. Codes are packed by packing.h
 // `use` is a template, so that each format of a codec may have its own type of encoder (fp8.h). A codec of scaled_tiles.h also needs
 // header(largest); the others compute headers in their own NAME_tiles.h and in device_codecs.h.
 

@@ -14,7 +14,7 @@
 #include "fp8.h"
 #include "int8.h"
 
-// Scaled by the largest magnitude of a block, with one byte per value; scaled_tiles.h has their loops.
+// The header of a block follows from its largest magnitude; scaled_tiles.h has their loops.
 //   fp8: first = exponent bits;  int8: first = bits of a code
 #define COMPCOLL_EACH_SCALED_CODEC(X)   \
     X(fp8, FP8, 4, 5, 0, 2, 8)          \

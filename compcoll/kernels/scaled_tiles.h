@@ -1,8 +1,8 @@
-// Loops of codecs that divide the values of a block by a scale and send one byte per value, written for the compiler's vectorizer.
+// Loops of codecs whose header of a block, such as a scale, follows from its largest magnitude; for the compiler's vectorizer.
 // Each instruction set compiles them. Everything here is in an unnamed namespace, so that the linker never mixes functions of two
 // sets.
 //
-// CMake takes these loops for each codec of COMPCOLL_EACH_SCALED_CODEC. Beyond the members in blocks.h they need header(largest), the
+// Each codec of COMPCOLL_EACH_SCALED_CODEC has these loops. Beyond the members in blocks.h they need header(largest), the
 // header of a block whose largest magnitude is this; it may be NaN or Inf.
 #pragma once
 
