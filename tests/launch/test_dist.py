@@ -53,7 +53,7 @@ def test_what_fails_is_told(
     dist: ModuleType, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert dist.main(["--python", "9.9"]) == 1
-    assert "no Python of 9.9 is here" in capfd.readouterr().err
+    assert "none of Python 9.9 is on PATH" in capfd.readouterr().err
     with pytest.raises(dist.DistError, match=r"exit status 3 of .*\n.*it broke"):
         dist.step(sys.executable, "-c", "print('it broke'); raise SystemExit(3)", quiet=True)
     assert dist.step(sys.executable, "-c", "print(7)", quiet=True) == "7\n"
