@@ -225,8 +225,8 @@ def find_python() -> Path:
     found = dist.interpreter(PYTHON)
     if found is None:
         raise CheckError(
-            f"Python {PYTHON} is needed, the version of the machine with the GPU, but there is none on PATH or in "
-            f"pyenv's folders: install it (pyenv install {PYTHON}), or give its path by --python"
+            f"Python {PYTHON} is needed, as on the machine with the GPU, but no working python{PYTHON} is on PATH or "
+            f"in pyenv's folders: install it (pyenv install {PYTHON}), or give its path by --python"
         )
     return found
 

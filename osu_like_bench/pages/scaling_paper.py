@@ -355,7 +355,7 @@ NETWORKS_BETWEEN = {
 
 
 def works() -> dict[str, Work]:
-    """Return the trained networks. Back-propagation takes twice the time of a forward pass: it computes twice as much."""
+    """Return the trained networks. Back-propagation takes twice the time of a forward pass, since it computes more."""
     found = {}
     for name, layers in NETWORKS.items():
         made = tuple(layers())

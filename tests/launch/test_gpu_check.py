@@ -192,7 +192,7 @@ def test_an_old_pack_and_unknown_steps_are_refused(work: Path) -> None:
     with pytest.raises(gpu_check.CheckError, match="pack anew"):
         first(step("smoke", "pass"))
     shutil.rmtree(gpu_check.PACK)
-    with pytest.raises(gpu_check.CheckError, match="pack where a network is"):
+    with pytest.raises(gpu_check.CheckError, match="pack on a machine with a network"):
         first(step("smoke", "pass"))
 
 
