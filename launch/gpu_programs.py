@@ -2,7 +2,7 @@
 
     COMPCOLL_CUBINS=folder python launch/gpu_programs.py 90
 
-Needs NVRTC and no GPU. The argument is the GPU's compute capability without a dot.
+This needs NVRTC, but no GPU. The argument is the GPU's compute capability without a dot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find out in seconds whether compcoll can use the GPU at all: the first step of `gpu_check.py`.
 
-What needs no GPU comes first: the kernels of the host, MPI, both compilers of CUDA code and the machine code that was
-brought. Then one kernel is loaded from that machine code, and one is compiled by CuPy; both must give the host's bytes.
+Tests without a GPU come first: host kernels, MPI, both compilers of CUDA code, and the presence of machine code in the
+pack. Then one kernel is loaded from the pack and must give the host's bytes, and another one is compiled by CuPy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ N = 4096
 
 
 def without_a_gpu() -> None:
-    """Print versions and compile a kernel by compcoll's compiler and by the library that CuPy loads."""
+    """Print versions, and compile a kernel with compcoll's NVRTC and with CuPy's."""
     print(MPI.Get_library_version().splitlines()[0], "host kernels:", *HostDevice.instruction_sets(), flush=True)
     compiler = cubins.nvrtc()
     assert compiler is not None, "compcoll finds no NVRTC"
@@ -33,7 +33,7 @@ def without_a_gpu() -> None:
 
 
 def on_the_gpu() -> None:
-    """Compare the bytes of a kernel that was brought with the host's, and run one that is compiled here."""
+    """Compare the output of a kernel from the pack with the host's, and run a kernel that CuPy compiles."""
     import cupy
 
     count = cupy.cuda.runtime.getDeviceCount()
@@ -49,11 +49,11 @@ def on_the_gpu() -> None:
     there.encode(N, cupy.asarray(x), (), wire)
     here.encode(N, x, (), expected)
     np.testing.assert_array_equal(cupy.asnumpy(wire), expected)
-    print("machine code that was brought: the host's bytes", flush=True)
+    print("kernel from the pack: same bytes as the host", flush=True)
     doubled = cupy.asarray(x[:32])
     cupy.RawModule(code=KERNEL).get_function("twice")((1,), (32,), (doubled,))
     np.testing.assert_array_equal(cupy.asnumpy(doubled), 2 * x[:32])
-    print("kernel compiled by CuPy: right", flush=True)
+    print("kernel compiled by CuPy: correct", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Show what overlaps in an allreduce of GPU memory: kernels, copies and messages of one call, on one clock.
+"""Show which kernels, copies and messages overlap in an allreduce of GPU memory, on one clock.
 
     python launch/gpu_timeline.py --ranks 2 --json timeline.json     # in this process
     launch/mpirun -n 2 python launch/gpu_timeline.py --json timeline.json
 
-For each length of segments it prints a picture of rank 0 and, for each rank, how much of the shorter of the two,
-kernels and wire, is hidden behind the longer. Wire time is copies to and from pinned memory, or from the other
-process's memory, plus each message from its post until `Test` reports completion. Processes that share a GPU run on it
-by time slices, so overlap on the GPU can be seen only with --ranks, where all ranks are in one process and messages are
-copies in memory. The JSON file opens in chrome://tracing and Perfetto; the picture is a PNG beside it.
+For each segment length, the program prints a picture of rank 0, and for each rank how much of kernel time or wire time,
+whichever is shorter, overlaps with the other. Wire time consists of copies to and from pinned memory or from another
+process's memory, and of messages, from the post until `Test` reports completion. Processes that share a GPU use it in
+time slices, so overlap on the GPU is visible only with --ranks: then all ranks are in one process, and messages are
+copies in memory. The JSON file opens in chrome://tracing and Perfetto; a PNG picture is written beside it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Interval = tuple[float, float]
 
 
 class Span(NamedTuple):
-    """Something that took time: on `LANES`, in seconds of `perf_counter`."""
+    """A kernel, copy or message: one of `LANES`, and its begin and end in seconds of `perf_counter`."""
 
     lane: str
     begin: float
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 
 def union(spans: Iterable[Span], lanes: Sequence[str]) -> list[Interval]:
-    """Find when something of these lanes was going on, without overlaps and in order."""
+    """Return the intervals in which at least one of these lanes was busy, in order and without overlaps."""
     found: list[Interval] = []
     for _, begin, end in sorted((span for span in spans if span.lane in lanes), key=lambda span: span.begin):
         if found and begin <= found[-1][1]:
@@ -57,24 +57,24 @@ def union(spans: Iterable[Span], lanes: Sequence[str]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """The length of all intervals together."""
+    """Return the total length of the intervals."""
     return sum(end - begin for begin, end in intervals)
 
 
 def both(one: Sequence[Interval], other: Sequence[Interval]) -> float:
-    """Compute how long both were going on."""
+    """Return for how long two sequences of intervals overlap."""
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
 
 
 def hidden(spans: Sequence[Span]) -> float:
-    """The part of the shorter of kernels and wire during which the other was going on, too."""
+    """Return which part of the shorter of kernel time and wire time overlaps with the other."""
     kernels, wire = union(spans, KERNELS), union(spans, WIRE)
     shorter = min(length(kernels), length(wire))
     return both(kernels, wire) / shorter if shorter else 0.0
 
 
 def picture(spans: Sequence[Span]) -> list[str]:
-    """A line for each lane: a mark where something was going on for at least half of a column's time."""
+    """Return a text line per lane: ``#`` where it was busy for at least half of a column's time, ``.`` for less."""
     first, last = min(span.begin for span in spans), max(span.end for span in spans)
     column = max((last - first) / _COLUMNS, 1e-9)
     lines = []
@@ -92,7 +92,7 @@ def plot(timelines: Sequence[tuple[str, Sequence[Span]]], path: str) -> None:
     Parameters
     ----------
     timelines : sequence of (str, sequence of Span)
-        What to draw.
+        The titles and timelines.
     path : str
         The picture's file.
     """
@@ -114,7 +114,7 @@ def plot(timelines: Sequence[tuple[str, Sequence[Span]]], path: str) -> None:
 
 
 class _Sent:
-    """A message whose end is written down."""
+    """The request of a send that records its time."""
 
     def __init__(self, message: Any, spans: list[Span]) -> None:
         self._message, self._spans = message, spans
@@ -128,17 +128,17 @@ class _Sent:
 
 
 class Recorder:
-    """Writes down what the GPU of a communicator does, and which messages leave, inside a with block.
+    """Context manager that records a communicator's kernels, copies and sent messages.
 
     Parameters
     ----------
     communicator : Communicator
-        That has had arrays of a GPU before.
+        A communicator that has already run a collective of GPU arrays.
 
     Attributes
     ----------
     spans : list of Span
-        All of it, after the block.
+        The recorded spans, after the block.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -195,13 +195,13 @@ class Recorded(NamedTuple):
     Attributes
     ----------
     seconds : float
-        Until the GPU had done everything.
+        Time until the GPU had finished.
     host_seconds : float
-        Until the call returned; of several ranks in one process until all had.
+        Time until the call returned; with several ranks in one process, until all calls had returned.
     messages : int
-        What this rank sent, the handshake's included.
+        Number of messages that this rank sent, including those of the handshake.
     spans : list of Span
-        What it did.
+        Kernels, copies and messages of this rank.
     """
 
     seconds: float
@@ -213,7 +213,7 @@ class Recorded(NamedTuple):
 def record(
     ranks: Sequence[Communicator], n: int, wait: Callable[[list[Request]], object], **options: Any
 ) -> list[Recorded]:
-    """Record one allreduce of ``n`` float32, on the ranks that are in this process."""
+    """Record one allreduce of ``n`` float32 values on the ranks in this process."""
     import cupy
 
     rngs = [np.random.default_rng(communicator.rank) for communicator in ranks]
@@ -239,14 +239,14 @@ def record(
 
 
 def record_here(ranks: int, n: int, **options: Any) -> list[Recorded]:
-    """Record ranks that are all in this process."""
+    """Record an allreduce of several ranks, all in this process."""
     world = Loopback(ranks)
     communicators = [Communicator(transport) for transport in world.transports]
     return record(communicators, n, lambda requests: world.run(requests, _PATIENCE), **options)
 
 
 def record_there(n: int, **options: Any) -> list[Recorded] | None:
-    """Record this rank of MPI's; rank 0 gets what all have recorded."""
+    """Record an allreduce of MPI's ranks. Return all records on rank 0, and None on other ranks."""
     from mpi4py import MPI
 
     communicator = Communicator()
@@ -257,11 +257,11 @@ def record_there(n: int, **options: Any) -> list[Recorded] | None:
 
 
 def main() -> None:
-    """Record, print, and write."""
+    """Record allreduces for several segment lengths; print the results, and write them if asked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--size", type=int, default=64 << 20, help="bytes of each rank's array (default: 64 MB)")
-    parser.add_argument("--ranks", type=int, default=0, help="as many in this process, instead of MPI's")
-    parser.add_argument("--json", help="where the trace goes, and beside it a picture")
+    parser.add_argument("--ranks", type=int, default=0, help="run this many ranks in this process, instead of MPI's")
+    parser.add_argument("--json", help="write the trace to this file, and a picture beside it")
     arguments = parser.parse_args()
     options: dict[str, Any] = {"codec": "zfp", "rate": 8, "algorithm": "ring"}
     results: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""`launch/mpirun`, which knows the MPIs and their environments, as a module: its name has no suffix."""
+"""Load the script `launch/mpirun` as a module, since its name has no suffix. It finds MPIs and their environments."""
 
 from __future__ import annotations
 

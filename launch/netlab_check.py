@@ -1,6 +1,6 @@
-"""`netlab check`: measure the links with plain sockets, and compare with what was asked for.
+"""`netlab check`: measure the links with plain sockets, and compare them with the lab's settings.
 
-Run as a program, it is one host's part: `netlab_check.py serve` answers the others, `netlab_check.py stream ADDRESS
+As a program, this file is one host's part: `netlab_check.py serve` answers other hosts; `netlab_check.py stream ADDRESS
 SECONDS START` and `netlab_check.py message ADDRESS SIZE COUNT` measure and print a number.
 """
 
@@ -27,9 +27,9 @@ from netlab_run import add_quiet_arguments, on_host, wait_for_quiet
 PORT = 7000
 _PIECE = 1 << 18
 _HEADER = 24
-_PAUSE = 0.002  # seconds between two messages, in which a bucket fills again
+_PAUSE = 0.002  # seconds between two messages, in which the rate limit's token bucket fills again
 _PATIENCE = 60.0
-_TO_START = 0.5  # seconds that hosts get to start their parts of a measurement together
+_TO_START = 0.5  # seconds until a measurement, so that all hosts can start it at the same time
 _TCP_HEADERS = 52  # IP's, TCP's and its time stamps
 
 
@@ -42,7 +42,7 @@ def _receive(connection: socket.socket, into: bytearray | memoryview) -> None:
 
 
 def _serve_one(connection: socket.socket) -> None:
-    """A stream to swallow and time, or messages to answer with one byte each."""
+    """Serve one connection: time a stream and reply its rate, or answer each message with one byte."""
     with connection, contextlib.suppress(OSError, EOFError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         header = bytearray(_HEADER)
@@ -53,7 +53,7 @@ def _serve_one(connection: socket.socket) -> None:
             while True:
                 _receive(connection, buffer)
                 connection.sendall(b".")
-        # The start, when TCP opens its window and the bucket is full, does not count.
+        # Skip the start, when TCP opens its window and the token bucket is full.
         start_at, total, first, last = time.perf_counter() + float(size), 0, 0.0, 0.0
         while got := connection.recv_into(buffer):
             last = time.perf_counter()
@@ -70,7 +70,7 @@ def _connect(address: str, kind: str, size: float | int) -> socket.socket:
 
 
 def _stream(address: str, seconds: float, start: float) -> float:
-    """Bits per second that arrive of a stream that begins at a time of the monotonic clock."""
+    """Send a stream from ``start`` on (monotonic clock); return the bits per second that arrive."""
     time.sleep(max(start - time.monotonic(), 0.0))
     with _connect(address, "stream", seconds / 4) as connection:
         end, piece = time.perf_counter() + seconds, bytes(_PIECE)
@@ -81,7 +81,7 @@ def _stream(address: str, seconds: float, start: float) -> float:
 
 
 def _message(address: str, size: int, count: int) -> float:
-    """Seconds from sending a message on an idle link to its answer of one byte: the lower quartile."""
+    """Return the lower quartile of seconds from a message on an idle link to its answer of one byte."""
     with _connect(address, "message", size) as connection:
         data, times = bytes(size), []
         for _ in range(count + 8):
@@ -94,18 +94,18 @@ def _message(address: str, size: int, count: int) -> float:
 
 
 def _serve() -> None:
-    """Answer the other hosts until this process is ended."""
+    """Answer other hosts until this process is killed."""
     listener = socket.create_server(("", PORT), backlog=64)
     print("ready", flush=True)
     while True:
         threading.Thread(target=_serve_one, args=(listener.accept()[0],), daemon=True).start()
 
 
-# --- the part that asks ------------------------------------------------------------------------------------------
+# --- the user's part ---------------------------------------------------------------------------------------------
 
 
 class Hosts:
-    """The hosts' parts, as processes on them."""
+    """Starts and ends the processes that measure on the hosts."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -113,7 +113,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Hosts]:
-        """Let every host answer the others meanwhile."""
+        """Run a server on each host inside this context."""
         servers = [self._start(host, "serve") for host in self._lab.hosts]
         try:
             for host, server in zip(self._lab.hosts, servers, strict=True):
@@ -131,20 +131,20 @@ class Hosts:
         return subprocess.Popen(program, env=self._environ, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
     def _result(self, host: str, process: subprocess.Popen[str]) -> float:
-        """The number that a host's measurement prints."""
+        """Return the number that a host's measurement prints."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if said := process.communicate(timeout=_PATIENCE)[0]:
                 return float(said)
         raise NetlabError(f"host {host} died while it measured")
 
     def streams(self, pairs: Sequence[tuple[str, str]], seconds: float) -> list[float]:
-        """Bits per second of each pair, all at once."""
+        """Return the bits per second from the first to the second host of each pair, all at the same time."""
         start = time.monotonic() + _TO_START
         processes = [self._start(a, "stream", self._lab.address(b), seconds, start) for a, b in pairs]
         return [self._result(host, process) for (host, _), process in zip(pairs, processes, strict=True)]
 
     def message(self, pair: tuple[str, str], size: int, count: int = 60) -> float:
-        """The seconds that a message takes there and, of one byte, back."""
+        """Return the seconds that a message takes to the second host, and its answer of one byte back."""
         host, other = pair
         return self._result(host, self._start(host, "message", self._lab.address(other), size, count))
 
@@ -161,20 +161,20 @@ class Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `netlab check`."""
+    """Add the options of `netlab check`."""
     add = parser.add_argument
-    add("--tolerance", type=float, default=5.0, metavar="PERCENT", help="of the rate (default: %(default)g)")
-    add("--latency", type=float, default=100.0, metavar="US", help="most for one way (default: %(default)g µs)")
-    add("--free", metavar="BYTES", help="most to pass an idle link free (default: 2.5 frames, or 125 µs' worth)")
+    add("--tolerance", type=float, default=5.0, metavar="PERCENT", help="of rates (default: %(default)g)")
+    add("--latency", type=float, default=100.0, metavar="US", help="limit for one way (default: %(default)g µs)")
+    add("--free", metavar="BYTES", help="limit of an idle link's burst (default: 2.5 frames, or 125 µs of the rate)")
     add("--seconds", type=float, default=0.4, help="each stream's length (default: %(default)g)")
-    add("--json", type=Path, metavar="FILE", help="write the measurements there, too")
+    add("--json", type=Path, metavar="FILE", help="also write the measurements to this file")
     add_quiet_arguments(parser)
 
 
 def main(lab: Lab, options: argparse.Namespace) -> int:
-    """Measure, print, and judge: 0 if everything is as asked for."""
+    """Measure the links and print a table; return 0 if all links are as the settings ask, else 1."""
     if not 0 < options.tolerance < 100 or options.seconds <= 0:
-        raise NetlabError("--tolerance is between 0 and 100, --seconds above 0", 2)
+        raise NetlabError("--tolerance must be between 0 and 100, and --seconds above 0", 2)
     by_default = max(2.5 * lab.settings.mtu, FREE * lab.settings.rate / 8)
     free = float(parse_bytes(options.free)) if options.free else by_default
     with lab.lock():
@@ -190,13 +190,13 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
         options.json.write_text(json.dumps(told, indent=1) + "\n")
     bad = [row for row in rows if not row.good]
     if bad:
-        say(f"{len(bad)} of {len(rows)} are not as asked for: another load on this machine, or more than it carries?")
+        say(f"{len(bad)} of {len(rows)} measurements are off: is this machine busy, or too slow for these settings?")
     return 1 if bad else 0
 
 
 def _rows(lab: Lab, hosts: Hosts, tolerance: float, latency: float, free: float, seconds: float) -> Iterator[Row]:
     names, rate = lab.hosts, lab.settings.rate
-    net = rate * (lab.settings.mtu - _TCP_HEADERS) / (lab.settings.mtu + FRAME_HEADER)  # what is left for payload
+    net = rate * (lab.settings.mtu - _TCP_HEADERS) / (lab.settings.mtu + FRAME_HEADER)  # without headers
 
     def judged(what: str, bits: float, of: float) -> Row:
         asked = f"{shown_rate(of)} ± {tolerance:g} %"
@@ -227,7 +227,7 @@ def _rows(lab: Lab, hosts: Hosts, tolerance: float, latency: float, free: float,
 
 
 def _part(kind: str, *given: str) -> None:
-    """Do a host's part, as the command line says."""
+    """Run one host's part of a measurement."""
     if kind == "serve":
         _serve()
     elif kind == "stream":

@@ -1,8 +1,8 @@
-"""The lab of launch/netlab: what it consists of, making it, taking it down, and telling whether it is whole.
+"""The lab of launch/netlab: create it, delete it, and check whether it is intact.
 
-Everything is inside namespaces that belong to the lab: a switch with a bridge, and a host at each of its ports. The
-host's end of a link limits what goes up, the switch's end what goes down. A file in the runtime folder notes each
-namespace as it is made, with its inode, so that one that somebody else made is never touched.
+A lab consists of network namespaces: a switch with a bridge, and a host at each of its ports. The host's end of a link
+limits the rate to the switch, the switch's end the rate to the host. A file in the runtime folder lists each namespace
+with its inode as soon as it exists, so that netlab never touches a namespace that it did not create.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from pathlib import Path
 DEFAULT_NAME = "netlab"
 FRAME_HEADER = 14
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-FREE = 125e-6  # seconds of the rate that an idle link may let pass at once, if that is more than a frame
-_LATE, _LATE_FRAME = 50e-6, 25e-6  # seconds that a limit's timer may be late without loss of rate; with single frames
+FREE = 125e-6  # an idle link may pass a burst of so many seconds of its rate, but at least a frame
+# Seconds by which the rate limit's timer may be late without loss of rate: usually, and with pieces of single frames.
+_LATE, _LATE_FRAME = 50e-6, 25e-6
 _LARGEST_PIECE, _PIECE_HEADER = 65536, 512
 
 SWITCH = "switch"
@@ -35,11 +36,11 @@ NAMESPACES = Path("/run/netns")
 RUN_TOKEN = "NETLAB_RUN"
 NAME_TOKEN = "NETLAB_NAME"
 
-_QUEUE = "50ms"  # how much waits at a full port, in time: enough that several senders to one host lose nothing
+_QUEUE = "50ms"  # length of a port's queue: long enough that several senders to one host lose nothing
 
 
 class NetlabError(Exception):
-    """Something that the user can do something about; the message says what."""
+    """An error that the user can correct. The message says how."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
@@ -47,12 +48,12 @@ class NetlabError(Exception):
 
 
 def say(message: str) -> None:
-    """Tell the user, apart from what programs print."""
+    """Print a message of netlab to stderr, apart from the output of programs."""
     print(f"netlab: {message}", file=sys.stderr, flush=True)
 
 
 def parse_rate(text: str) -> int:
-    """Bits per second of `1gbit`, `500mbit` and the like."""
+    """Parse bits per second such as ``1gbit`` or ``500mbit``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text.strip().lower())
     if found is None:
         raise NetlabError(f"--rate {text}: expected a number and bit, kbit, mbit or gbit, such as 1gbit", 2)
@@ -63,7 +64,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of `12k`, `39000` and the like."""
+    """Parse bytes such as ``12k`` or ``39000``."""
     found = re.fullmatch(r"(\d+)(k?)b?", text.strip().lower())
     if found is None:
         raise NetlabError(f"{text}: expected bytes, such as 12000 or 12k", 2)
@@ -71,7 +72,7 @@ def parse_bytes(text: str) -> int:
 
 
 def shown_rate(bits: float) -> str:
-    """The rate in the unit that suits it, as tc writes it."""
+    """Format a rate with a fitting unit, as tc does."""
     for unit in ("g", "m", "k"):
         if bits >= _UNITS[unit]:
             return f"{bits / _UNITS[unit]:.4g}{unit}bit"
@@ -80,7 +81,7 @@ def shown_rate(bits: float) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that a lab is asked to have. Rate in bits per second, sizes in bytes."""
+    """The settings of a lab. The rate is in bits per second, sizes are in bytes."""
 
     name: str
     hosts: int
@@ -91,7 +92,7 @@ class Settings:
 
     @classmethod
     def of(cls, name: str, hosts: int, rate: int, mtu: int, burst: str | None, gso: int | None) -> Settings:
-        """Settings from the command line, checked."""
+        """Check the values of the command line and make settings from them."""
         valid_name(name)
         if not 2 <= hosts <= 64:
             raise NetlabError(f"--hosts {hosts}: from 2 to 64", 2)
@@ -104,7 +105,7 @@ class Settings:
         if burst is not None:
             size, largest = parse_bytes(burst), None
             if size < frame:
-                raise NetlabError(f"--burst {burst}: at least one frame, {frame} bytes (or a smaller --mtu)", 2)
+                raise NetlabError(f"--burst {burst}: give at least one frame, {frame} bytes, or a smaller --mtu", 2)
         return cls(name, hosts, rate, mtu, size, gso or largest)
 
     def __str__(self) -> str:
@@ -113,11 +114,12 @@ class Settings:
 
 
 def bucket(rate: int, frame: int) -> tuple[int, int | None]:
-    """The burst, and the largest piece that TCP may hand down (None: the kernel's own limit).
+    """Return the burst, and the largest piece (GSO) that TCP may pass to the link; None for the kernel's own limit.
 
-    An idle link lets the burst pass at once, which no wire does; so it is small. But it must hold a whole piece, and
-    what the rate brings while the limit's timer is late. Pieces of single frames cost so much CPU that MPI's exchanges
-    took 1.3 to 1.5 times as long at 4 x 1 Gb/s on two cores, which makes a baseline look slow: so two frames at least.
+    An idle link passes the burst at once, which no real wire does, so the burst is small. But it must hold a whole
+    piece, plus the bytes that the rate allows while the limit's timer is late. A piece has at least two frames if
+    possible: with pieces of one frame, MPI's exchanges at 4 x 1 Gb/s on two cores took 1.3 to 1.5 times as long, since
+    they cost so much CPU.
     """
     frames = min(max(2, int((FREE - _LATE) * rate / 8 / frame)), _LARGEST_PIECE // frame)
     if frames <= 1:
@@ -127,14 +129,14 @@ def bucket(rate: int, frame: int) -> tuple[int, int | None]:
 
 
 def valid_name(name: str) -> str:
-    """The name, if namespaces can be named after it."""
+    """Return the name if it is valid in names of namespaces; else raise `NetlabError`."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
         raise NetlabError(f"--name {name}: lower-case letters, digits and dashes, at most 32, the first a letter", 2)
     return name
 
 
 def runtime_folder() -> Path:
-    """The folder of what labs must lose at the machine's next start: NETLAB_RUNTIME_DIR, /run or the temporary one."""
+    """Return the folder of all labs, which a reboot empties: NETLAB_RUNTIME_DIR, else one in /run or /tmp."""
     chosen = os.environ.get("NETLAB_RUNTIME_DIR")
     folder = Path(chosen) if chosen else Path("/run/compcoll-netlab")
     try:
@@ -143,12 +145,12 @@ def runtime_folder() -> Path:
         folder = Path(tempfile.gettempdir()) / f"compcoll-netlab-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():
-        raise NetlabError(f"{folder} belongs to somebody else; set NETLAB_RUNTIME_DIR")
+        raise NetlabError(f"{folder} belongs to another user: set NETLAB_RUNTIME_DIR")
     return folder
 
 
 def require_tools() -> None:
-    """Raise unless namespaces can be made here, with everything that is missing."""
+    """Raise `NetlabError` if namespaces cannot be made here. The message lists what is missing."""
     if not sys.platform.startswith("linux"):
         raise NetlabError("network namespaces are Linux's; this is " + sys.platform)
     missing = [tool for tool in ("ip", "tc", "unshare", "mount") if shutil.which(tool) is None]
@@ -173,7 +175,7 @@ def command(*words: str | int, given: str | None = None) -> str:
 
 @dataclass
 class Lab:
-    """A lab that is up, or its remains."""
+    """A lab that is up, or the remains of one."""
 
     folder: Path
     settings: Settings
@@ -183,12 +185,12 @@ class Lab:
 
     @property
     def name(self) -> str:
-        """The name that its folder and its namespaces have."""
+        """The lab's name, which its folder and namespaces are named after."""
         return self.folder.name
 
     @classmethod
     def at(cls, name: str) -> Lab | None:
-        """The lab of that name as its file tells, whole or not; None if there is nothing of it."""
+        """Return the lab of that name, intact or not, as its file describes it; None without a file."""
         folder = runtime_folder() / valid_name(name)
         try:
             told = json.loads((folder / "lab.json").read_text())
@@ -197,13 +199,13 @@ class Lab:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise NetlabError(
-                f"{folder / 'lab.json'} cannot be read ({error}): remove {folder}, and with `ip netns delete` those of "
-                f"{', '.join(_like(name)) or 'no namespaces'} that are yours"
+                f"{folder / 'lab.json'} cannot be read ({error}): remove {folder}, and delete the lab's namespaces by "
+                f"`ip netns delete` (possibly {', '.join(_like(name)) or 'none'})"
             ) from None
 
     @classmethod
     def existing(cls, name: str) -> Lab:
-        """The lab of that name, whole or not, which must be there."""
+        """Return the lab of that name, intact or not; raise `NetlabError` if there is none."""
         lab = cls.at(name)
         if lab is None:
             raise NetlabError(f"no lab {name} is up: sudo launch/netlab up --hosts 4 --rate 1gbit")
@@ -211,7 +213,7 @@ class Lab:
 
     @classmethod
     def opened(cls, name: str) -> Lab:
-        """The lab of that name, which must be up and whole."""
+        """Return the lab of that name; raise `NetlabError` if it is not up and intact."""
         require_tools()
         lab = cls.existing(name)
         if damage := lab.damage():
@@ -220,7 +222,7 @@ class Lab:
 
     @classmethod
     def up(cls, settings: Settings, replace: bool = False) -> Lab:
-        """Make a lab; whatever fails half-way is taken down again."""
+        """Create a lab. If this fails, delete what was created. With ``replace``, delete an existing lab first."""
         require_tools()
         if old := cls.at(settings.name):
             if not replace:
@@ -244,7 +246,7 @@ class Lab:
         cores = len(os.sched_getaffinity(0))
         if settings.hosts * settings.rate > 4e9 * cores:
             total = f"{settings.hosts} hosts × {shown_rate(settings.rate)}"
-            say(f"{total} may be more than {cores} cores carry: see `netlab check`")
+            say(f"{total} may be too fast for {cores} cores: run `netlab check`")
         say(f"lab {settings.name} is up: {settings}")
         return lab
 
@@ -254,17 +256,17 @@ class Lab:
         return [f"h{i}" for i in range(self.settings.hosts)]
 
     def namespace(self, host: str) -> str:
-        """The name that `ip netns` knows a host by."""
+        """Return the name of a host's network namespace."""
         return f"{self.name}-{host}"
 
     @staticmethod
     def address(host: str) -> str:
-        """A host's address, or the switch's."""
+        """Return the address of a host or the switch."""
         number = 254 if host == SWITCH else int(host[1:]) + 1
         return f"{SUBNET.rpartition('.')[0]}.{number}"
 
     def damage(self) -> str | None:
-        """Find what is wrong with the lab; None if it is whole."""
+        """Describe what is wrong with the lab; None if it is intact."""
         if not self._ready:
             return "it was never finished"
         for host in (*self.hosts, SWITCH):
@@ -274,7 +276,7 @@ class Lab:
         return f"the link of {', '.join(dead)} is down" if dead else None
 
     def dead_links(self) -> list[str]:
-        """Hosts whose namespace has gone or whose link is down."""
+        """Return the hosts whose namespace is gone or whose link is down."""
         ports = json.loads(command("ip", "-json", "-netns", self.namespace(SWITCH), "link"))
         carrying = {port["ifname"] for port in ports if "LOWER_UP" in port["flags"]}
         return [
@@ -285,7 +287,7 @@ class Lab:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lab, so that two runs do not disturb each other."""
+        """Lock the lab, so that two runs do not disturb each other."""
         with (self.folder / "lock").open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -298,7 +300,7 @@ class Lab:
             yield
 
     def environment(self) -> dict[str, str]:
-        """Variables that tell processes in the lab where they are, and libraries which interface to use."""
+        """Return environment variables for processes in the lab, among them the network interface to use."""
         return {
             NAME_TOKEN: self.name,
             "NETLAB_DIR": str(self.folder),
@@ -309,7 +311,7 @@ class Lab:
         }
 
     def describe(self) -> str:
-        """Describe the lab for `status`."""
+        """Return the text of ``netlab status``."""
         lines = [f"{self.name}: {self.settings}"]
         if damage := self.damage():
             return f"{lines[0]}\n  not usable: {damage}; `launch/netlab down --name {self.name}` clears it away"
@@ -320,7 +322,7 @@ class Lab:
         return "\n".join(lines)
 
     def down(self, quietly: bool = False) -> None:
-        """End what netlab started in it, delete the namespaces that it made, and forget it."""
+        """End the lab's processes, and delete its namespaces and its folder."""
         ended = end_processes(NAME_TOKEN, self.name)
         for name, inode in self._made.items():
             found = _inode(name)
@@ -379,14 +381,14 @@ class Lab:
         command(tool, "-n", namespace, "-batch", "-", given="\n".join(lines) + "\n")
 
     def _settle_tcp(self) -> None:
-        """Set most machines' congestion control, and no slow start after another method's long turn."""
+        """Set cubic, the usual congestion control, and no slow start after idling, when other contenders were timed."""
         windows = "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle"
         for host in self.hosts:
-            try:  # by route, since the machine may not let a namespace choose its own
+            try:  # for the route, since the machine may forbid namespaces to set their own default
                 self._batch("ip", self.namespace(host), [f"route replace {SUBNET} dev eth0 congctl cubic"])
                 command("ip", "netns", "exec", self.namespace(host), "sh", "-c", windows)
             except NetlabError as error:
-                say(f"TCP stays as this kernel has it, with its own congestion control or slow starts: {error}")
+                say(f"TCP keeps the kernel's congestion control, or its slow start after idling: {error}")
                 return
 
     def _wait_for_links(self) -> None:
@@ -398,7 +400,7 @@ class Lab:
 
 
 def processes_with(variable: str, value: str) -> list[int]:
-    """Every live process whose environment holds that variable with that value, but for this one."""
+    """Return the pids of all processes, except this one, whose environment sets ``variable`` to ``value``."""
     wanted = f"{variable}={value}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -410,7 +412,7 @@ def processes_with(variable: str, value: str) -> list[int]:
 
 
 def end_processes(variable: str, value: str, gently: float = 0.0) -> int:
-    """End all of them; first with SIGTERM if they get that many seconds. Returns how many there were."""
+    """Kill all processes of `processes_with`, after SIGTERM and ``gently`` seconds; return their number."""
     seen: set[int] = set()
     end = time.monotonic() + gently
     number = signal.SIGTERM if gently else signal.SIGKILL
@@ -437,7 +439,7 @@ def _inode(namespace: str) -> int | None:
 
 
 def _like(name: str) -> list[str]:
-    """Namespaces that are called as those of such a lab would be."""
+    """Return the existing namespaces whose names are those of a lab called ``name``."""
     if not NAMESPACES.is_dir():
         return []
     pattern = re.compile(re.escape(name) + rf"-(h\d+|{SWITCH})")

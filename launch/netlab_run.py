@@ -1,4 +1,4 @@
-"""`netlab run`: start a program on the hosts, watch it and the machine's other load, and leave nothing behind."""
+"""`netlab run`: run a program on the hosts, watch it and the machine's other load, and end all its processes."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ from netlab_lab import RUN_TOKEN, SUBNET, SWITCH, Lab, NetlabError, end_processe
 
 AGENT = Path(__file__).resolve().with_name("netlab-ssh")
 TIMED_OUT = 124
-_EAGER = str((1 << 18) + 4096)  # bytes, MPI's headers included
-_GRACE = 5.0  # seconds that a job gets to end by itself after one of its parts has failed
-_DISTURBED = 5.0  # per cent of the machine that others may use while something is measured
-_SAMPLE = 0.5  # seconds between two looks at the links and the machine's other processes
+_EAGER = str((1 << 18) + 4096)  # bytes, including MPI's headers
+_GRACE = 5.0  # seconds in which a job may end by itself after a rank or daemon has failed
+_DISTURBED = 5.0  # if other processes use more per cent of the machine than this, measurements are not trusted
+_SAMPLE = 0.5  # seconds between two checks of the links and of other processes
 _PF_KTHREAD = 0x00200000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
-# A rank under a line of shell that notes how it ended: Hydra may wait for ever for one that left without MPI_Finalize.
+# The shell command of a rank notes its exit status: Hydra may wait for ever for a rank that left without MPI_Finalize.
 _ONE_RANK = '"$@"; S=$?; echo $S >"$NETLAB_DIR/run/${OMPI_COMM_WORLD_RANK-${PMI_RANK-$RANK}}.rank"; exit $S'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `netlab run`."""
+    """Add the options of `netlab run`."""
     add = parser.add_argument
     add("-n", dest="ranks", type=int, help="ranks (default: one for each host)")
     add("--per-host", type=int, help="ranks on each host (default: spread over all, evenly)")
     mpi = (
-        "whose MPI, from the environment that `make` built for it (default: the one that launch/mpirun takes); none: "
-        "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, as torchrun does"
+        "the MPI, from the environment that `make` built for it (default: as launch/mpirun chooses); none: set RANK, "
+        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does"
     )
     add("--mpi", choices=(*launcher.ENVIRONMENTS, "none"), help=mpi)
     add("--prefix", type=Path, help="a virtual environment to use instead")
     settings = parser.add_mutually_exclusive_group()
-    settings.add_argument("--tuned", action="store_true", default=True, help="MPI's TCP made full-duplex (default)")
-    settings.add_argument("--default", dest="tuned", action="store_false", help="MPI's TCP settings as they come")
+    settings.add_argument("--tuned", action="store_true", default=True, help="make MPI's TCP full-duplex (default)")
+    settings.add_argument("--default", dest="tuned", action="store_false", help="keep MPI's default TCP settings")
     own = (
-        "let ranks believe that their host has all cores to itself: threads are not limited, and each host says that "
-        "it is a machine of its own"
+        "let ranks assume that their host has all cores to itself: do not limit threads, and let each host report that "
+        "it is a separate machine"
     )
     add("--own-cores", action="store_true", help=own)
-    add("--mpirun-args", default="", metavar="ARGS", help='more for mpirun: "--mca coll_… …"')
-    add("--timeout", type=float, default=600.0, metavar="S", help="end it after so many seconds (default: %(default)g)")
+    add("--mpirun-args", default="", metavar="ARGS", help='more arguments of mpirun: "--mca coll_… …"')
+    add("--timeout", type=float, default=600.0, metavar="S", help="end the run after S seconds (default: %(default)g)")
     add_quiet_arguments(parser)
     add("--record", type=Path, metavar="FILE", help="write settings, load and outcome to a JSON file")
-    add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGS", help="what to run")
+    add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGS", help="the program to run")
 
 
 def main(lab: Lab, options: argparse.Namespace) -> int:
-    """Run what the command line says; return its exit status."""
+    """Run the program of the command line; return its exit status."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         raise NetlabError("nothing to run: launch/netlab run [options] -- PROGRAM ARGS", 2)
@@ -75,7 +75,7 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
         raise NetlabError(f"--record {options.record}: no such folder", 2)
     with lab.lock():
         if ended := end_processes("NETLAB_NAME", lab.name):
-            say(f"ended {ended} processes that an earlier run had left")
+            say(f"ended {ended} processes of an earlier run")
         load = wait_for_quiet(options.quiet_cpu, options.quiet_wait)
         environ = {**os.environ, **lab.environment(), RUN_TOKEN: uuid.uuid4().hex}
         threads = str(max((os.cpu_count() or 1) // sum(placement.values()), 1))
@@ -96,7 +96,7 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
         say(why)
     if load is not None or during > _DISTURBED:
         before = "" if load is None else f"{load:.0f} % before, "
-        disturbed = ": DISTURBED, its times are not to be trusted" if during > _DISTURBED else ""
+        disturbed = ": DISTURBED, do not trust the times" if during > _DISTURBED else ""
         say(f"the machine's other load: {before}{during:.0f} % meanwhile{disturbed}")
     if options.record is not None:
         told = {
@@ -117,7 +117,7 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
 
 
 def _placement(lab: Lab, ranks: int | None, per_host: int | None) -> dict[str, int]:
-    """Tell how many ranks each host gets, in the order of ranks."""
+    """Return the number of ranks of each host, in the order of ranks."""
     hosts = lab.hosts
     if ranks is None:
         ranks = (per_host or 1) * len(hosts)
@@ -133,7 +133,7 @@ def _placement(lab: Lab, ranks: int | None, per_host: int | None) -> dict[str, i
 def _mpi_command(
     lab: Lab, placement: dict[str, int], program: Sequence[str], options: argparse.Namespace, environ: dict[str, str]
 ) -> tuple[list[list[str]], dict[str, str]]:
-    """The mpirun that starts the ranks, on the switch, and its environment."""
+    """Return the command that starts mpirun on the switch, and its environment."""
     try:
         prefix = options.prefix
         if prefix is None and options.mpi is not None:
@@ -169,8 +169,8 @@ def _open_mpi(placement: Mapping[str, int], tuned: bool) -> tuple[list[str], dic
     if max(placement.values()) > 1:
         mca["btl"] = "tcp,self,sm"
     if tuned:
-        mca["btl_tcp_flags"] = "0x1"  # send only: puts, the default, run pairwise exchanges half-duplex
-        # Without rendezvous up to 256 KiB: a rank that shares its core answers late.
+        mca["btl_tcp_flags"] = "0x1"  # only sends: with puts, the default, pairwise exchanges are half-duplex
+        # No rendezvous up to 256 KiB, since a rank that shares its core answers late.
         mca |= dict.fromkeys(("btl_tcp_eager_limit", "btl_tcp_rndv_eager_limit", "btl_tcp_max_send_size"), _EAGER)
     hosts = ",".join(f"{host}:{count}" for host, count in placement.items())
     arguments = ["--host", hosts, "-n", str(sum(placement.values())), "--bind-to", "none"]
@@ -189,14 +189,14 @@ def _mpich(placement: Mapping[str, int], tuned: bool) -> tuple[list[str], dict[s
     if max(placement.values()) > 1:
         added["UCX_TLS"] += ",sysv,posix"
     if tuned:
-        added["UCX_RNDV_THRESH"] = "inf"  # rendezvous, the default, runs pairwise exchanges half-duplex
+        added["UCX_RNDV_THRESH"] = "inf"  # with rendezvous, the default, pairwise exchanges are half-duplex
     return arguments, added
 
 
 def _plain_commands(
     lab: Lab, placement: dict[str, int], program: Sequence[str], prefix: Path | None, environ: dict[str, str]
 ) -> tuple[list[list[str]], dict[str, str]]:
-    """One command for each rank, started on its host without any MPI."""
+    """Return a command for each rank, which starts it on its host without MPI, and the environment."""
     prefix = (prefix or launcher.environment_prefix() or Path(sys.prefix)).absolute()
     environ = {**environ, "PATH": f"{prefix / 'bin'}{os.pathsep}{environ.get('PATH', os.defpath)}"}
     world = {"WORLD_SIZE": sum(placement.values()), "MASTER_ADDR": lab.address("h0"), "MASTER_PORT": 29500}
@@ -210,13 +210,13 @@ def _plain_commands(
 
 
 def on_host(host: str, command: Sequence[str]) -> list[str]:
-    """The command that runs a command on a host, in the environment of `Lab.environment`."""
+    """Wrap a command so that it runs on a host of the lab. Its environment must contain `Lab.environment`."""
     return [str(AGENT), host, shlex.join(command)]
 
 
 @dataclass
 class Run:
-    """The processes of one run, until none is left."""
+    """The processes of one run."""
 
     lab: Lab
     environ: dict[str, str]
@@ -227,12 +227,13 @@ class Run:
     _interrupted: int | None = None
 
     def run(self, commands: Sequence[Sequence[str]]) -> tuple[int, str | None]:
-        """Start them and wait: the exit status, and why they did not end well if they did not."""
+        """Start the commands and wait; return the exit status, and the reason of a failure or None."""
         for name in ("run", "tmp"):
             shutil.rmtree(self.lab.folder / name, ignore_errors=True)
             (self.lab.folder / name).mkdir()
         before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        # mpirun may leave before the hosts' daemons have: they become this process's children, and their CPU time too.
+        # mpirun may exit before the hosts' daemons do: let them become children of this process, so that their CPU time
+        # does not count as other load.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": _end_with_parent}
         try:
@@ -268,13 +269,13 @@ class Run:
             if self._interrupted is not None:
                 return 128 + self._interrupted, f"ended by {signal.Signals(self._interrupted).name}"
             if now > deadline:
-                return TIMED_OUT, f"took longer than {self.timeout:g} s: ended (--timeout)"
+                return TIMED_OUT, f"the run took longer than {self.timeout:g} s and was ended (--timeout)"
             if dead:
                 return 1, f"host {', '.join(dead)} died: its link is down or its namespace has gone; the run was ended"
             failure = self._failure()
             failing_since = math.inf if failure is None else min(failing_since, now)
             if now - failing_since > _GRACE:
-                return 1, f"{failure}, and the rest went on waiting: ended"
+                return 1, f"{failure}, and other processes did not end: the run was ended"
             time.sleep(0.05)
 
     def _all_ended(self) -> bool:
@@ -286,18 +287,18 @@ class Run:
             time.sleep(0.01)
 
     def _judged(self, status: int) -> tuple[int, str | None]:
-        """The run's status from mpirun's: Open MPI's is 0 even where a host died under it."""
+        """Return the run's status and reason. Open MPI's mpirun may return 0 even if a host has died."""
         self._let_leave(1.0)
         notes = {path.name for path in (self.lab.folder / "run").iterdir()}
         if all(f"{rank}.rank" in notes for rank in range(sum(self.placement.values()))) and status == 0:
             return 0, None
         if silent := [host for host in self.placement if f"{host}.ended" not in notes]:
             which = "a host" if len(silent) == len(self.placement) else f"host {', '.join(silent)}"
-            return status or 1, f"{which} died: what ran there was gone without a word (mpirun may tell more, above)"
+            return status or 1, f"{which} died: its processes vanished (mpirun may have said why, above)"
         return status or 1, self._failure() or "not every rank ended by itself"
 
     def _failure(self) -> str | None:
-        """The first of the run's parts that noted a bad end: a rank, else what MPI runs on a host."""
+        """Describe the first failure: of a rank, else of MPI's daemon on a host; None if there is none."""
         for pattern, part in (("*.rank", "rank {}"), ("*.ended", "MPI's daemon on host {}")):
             bad = []
             for note in (self.lab.folder / "run").glob(pattern):
@@ -312,7 +313,7 @@ class Run:
 
 
 def how(status: int) -> str:
-    """A shell's exit status in words."""
+    """Describe a shell's exit status."""
     if status > 128:
         try:
             return f"died of {signal.Signals(status - 128).name}"
@@ -326,18 +327,19 @@ def _end_with_parent() -> None:
 
 
 def add_quiet_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options on the machine's other load."""
-    quiet = "start once the machine has been that quiet for 2 s (default: %(const)g %% of all its cores)"
+    """Add the options on the machine's other load."""
+    quiet = "start only after others have used less of all cores for 2 s (PERCENT: %(const)g by default)"
     parser.add_argument("--quiet-cpu", nargs="?", type=float, const=5.0, metavar="PERCENT", help=quiet)
-    wait = "but give up after so long (default: %(default)g)"
+    wait = "give up after waiting S seconds (default: %(default)g)"
     parser.add_argument("--quiet-wait", type=float, default=300.0, metavar="S", help=wait)
 
 
 class LoadMeter:
-    """CPU use of processes that do not descend from this one, and stolen time, in per cent of all cores.
+    """Measures stolen time, and CPU use of processes that do not descend from this one, in per cent of all cores.
 
-    They are counted one by one: all use less this process's children's comes out wrong, since the system charges
-    interrupts of the lab's traffic now to a process and now to none. `sample` must be called every second or so.
+    The other processes are counted one by one. To subtract this process's children from the total would be wrong, since
+    the system charges interrupts of the lab's traffic sometimes to a process and sometimes to none. Call `sample` about
+    every second.
     """
 
     def __init__(self) -> None:
@@ -346,13 +348,13 @@ class LoadMeter:
         self._busy, self._stolen = _busy_and_stolen_ticks()
 
     def sample(self) -> None:
-        """Count what was used since the last time."""
+        """Count CPU use since the last sample."""
         now = _ticks_of_others()
-        self._ticks += max(now - self._last, 0)  # less where a process has ended whose parent does not wait for it
+        self._ticks += max(now - self._last, 0)  # negative if a process has ended whose parent does not wait for it
         self._last = now
 
     def others(self) -> float:
-        """The others' use since the meter was made; never more than the whole machine was busy."""
+        """Return the load since the meter was made. It is at most the load of the whole machine."""
         self.sample()
         busy, stolen = _busy_and_stolen_ticks()
         whole = (time.monotonic() - self._began) * (os.cpu_count() or 1) * os.sysconf("SC_CLK_TCK")
@@ -360,7 +362,10 @@ class LoadMeter:
 
 
 def wait_for_quiet(percent: float | None, at_most: float) -> float | None:
-    """Wait until others use less than that much of the machine for 2 s; return how much they do. None: not asked to."""
+    """Wait until other processes use less than ``percent`` of the machine for 2 s; return their load.
+
+    Return None at once if ``percent`` is None.
+    """
     if percent is None:
         return None
     end, quiet, said, load = time.monotonic() + at_most, 0, False, 100.0
@@ -378,7 +383,7 @@ def wait_for_quiet(percent: float | None, at_most: float) -> float | None:
 
 
 def _ticks_of_others() -> int:
-    """The ticks of all processes that do not descend from this one, with those of their children that have ended."""
+    """Return the CPU ticks of all processes that do not descend from this one, including their ended children."""
     parents: dict[int, int] = {}
     used: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -398,6 +403,6 @@ def _ticks_of_others() -> int:
 
 
 def _busy_and_stolen_ticks() -> tuple[int, int]:
-    """The ticks of all cores: in processes and interrupts, and taken by the hypervisor."""
+    """Return the ticks of all cores in processes and interrupts, and those taken by the hypervisor."""
     user, nice, system, _, _, irq, softirq, stolen = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9])
     return user + nice + system + irq + softirq, stolen

@@ -1,7 +1,7 @@
-"""Benchmarks in the manner of the OSU micro-benchmarks and nccl-tests: compressed collectives against MPI's own."""
+"""Compare compressed collectives with MPI's own, in the manner of the OSU micro-benchmarks and nccl-tests."""
 
 from __future__ import annotations
 
 
 class UsageError(Exception):
-    """Arguments that cannot be right; the message says what is allowed."""
+    """Raised for invalid arguments. The message says what is allowed."""

@@ -1,4 +1,4 @@
-"""``python -m osu_like_bench``: runs a command and writes its records."""
+"""``python -m osu_like_bench``: run a command and write its records."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .report import Record, check_writable, complaints, content, write_csv, writ
 
 
 def _run(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], list[Record]]:
-    """Run a command that measures, and return the kind of its records, the run's description, and records."""
+    """Run a measuring command; return the kind of its records, the run's description, and the records."""
     command = arguments.command
     if command == "ddp" and find_spec("torch") is None:
         raise UsageError("ddp needs PyTorch: pip install 'compcoll[torch]'")
-    # What runs in one process must not start MPI, and what needs no torch must not import it.
+    # A command of one process must not start MPI, and only ddp may import torch.
     alone = command in ("codecs", "selection", "ddp")
     module = import_module(f".{command if alone else 'sweep'}", __package__)
     return command if alone else "collective", *module.run(arguments)
@@ -40,7 +40,7 @@ def _write(arguments: argparse.Namespace, kind: str, about: dict[str, Any], reco
 
 
 def _abort() -> NoReturn:
-    """End all ranks: the others may wait for this one."""
+    """End all ranks, since others may wait for this one."""
     traceback.print_exc()
     sys.stderr.flush()
     if "RANK" in os.environ:  # torchrun ends the others
@@ -70,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
             charts.run(arguments)
         else:
             kind, about, records = _run(arguments)
-            if kind == "collective":  # MPI knows its rank 0, whatever launcher started the ranks
+            if kind == "collective":  # MPI knows rank 0 better than the launcher's variables
                 from mpi4py import MPI
 
                 first = MPI.COMM_WORLD.rank == 0

@@ -1,10 +1,10 @@
-"""PyTorch's all_reduce by backend: ``python -m osu_like_bench.backends -m 4:32M --compare mpi4py,inline,async,gloo``.
+"""Time PyTorch's all_reduce: ``python -m osu_like_bench.backends -m 4:32M --compare mpi4py,inline,async,gloo``.
 
-``inline`` and ``async`` are compcoll's backend: a call that blocks, and one that is waited for afterwards. They and
-``mpi4py`` need MPI's launcher; gloo alone takes ranks that know RANK, WORLD_SIZE and MASTER_ADDR, too, such as those of
-torchrun or of ``netlab run --mpi none``. So do those that compress over gloo: ``group`` and ``group_direct``
-(compcoll's all_reduce with ZFP at rate 8, by ``auto`` and by ``direct``), ``fp16`` and ``fp8`` (PyTorch's hook, and
-torchft's steps). ``gloo_again`` is gloo once more: how far apart two equal contenders are. Needs torch.
+``inline`` and ``async`` use compcoll's backend, with a blocking and a nonblocking call. They and ``mpi4py`` need MPI's
+launcher. The other contenders use gloo, and also work with RANK, WORLD_SIZE and MASTER_ADDR, as torchrun or
+``netlab run --mpi none`` set them: ``gloo``; ``group`` and ``group_direct`` (compcoll's all_reduce with ZFP at rate 8,
+by ``auto`` and by ``direct``); ``fp16`` (as PyTorch's hook) and ``fp8`` (the steps of torchft). ``gloo_again`` repeats
+gloo, to show how much two equal contenders differ. Needs torch.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ GLOO = ("gloo", "gloo_again")
 _ROW = 512
 _LARGEST = float(torch.finfo(torch.float8_e4m3fn).max)
 _ERROR = 0.25
-"""Largest error of a compressed sum of normal values, by the mean magnitude of such sums."""
+"""Largest relative error (root mean square) of a compressed sum of normal values."""
 
 
 def _half(x: Tensor) -> None:
-    """Add halves, as PyTorch's fp16_compress_hook does."""
+    """Add in float16, as PyTorch's fp16_compress_hook does."""
     halves = x.half()
     dist.all_reduce(halves)
     x.copy_(halves)
 
 
 def _quantized(values: Tensor) -> Tensor:
-    """Return rows of float8 behind their scales, as bytes."""
+    """Quantize values to float8 in rows; return the bytes of each row's scale and its numbers."""
     rows = values.view(-1, _ROW)
     scales = rows.abs().amax(1, keepdim=True).clamp_min(1e-12) / _LARGEST
     numbers = (rows / scales).to(torch.float8_e4m3fn).view(torch.uint8)
@@ -57,9 +57,9 @@ def _dequantized(rows: Tensor) -> Tensor:
 
 
 def _float8(x: Tensor) -> None:
-    """Add rows in float8 with a scale for each: quantise, all_to_all, add in float32, quantise the sum, all_gather.
+    """Add in float8, with a scale for each row: quantize, all_to_all, add in float32, quantize the sum, all_gather.
 
-    These are the steps of torchft's allreduce_quantized, whose kernels are for GPUs, by PyTorch's operations.
+    These are the steps of torchft's allreduce_quantized, whose kernels are for GPUs, with PyTorch's operations.
     """
     size = dist.get_world_size()
     padded = torch.nn.functional.pad(x, (0, -x.numel() % (_ROW * size)))
@@ -79,14 +79,14 @@ COMPRESSED: Mapping[str, Callable[[Tensor], Any]] = {
     "fp16": _half,
     "fp8": _float8,
 }
-"""Each adds up a tensor in place, not exactly, over the default process group."""
+"""Contenders that add a tensor in place, approximately, over the default process group."""
 
 OVER_GLOO = (*GLOO, *COMPRESSED)
 """Contenders that need no MPI."""
 
 
 def _call(name: str, over_gloo: bool) -> Callable[[Tensor], Any]:
-    """Return what a contender does with a tensor; the default process group is gloo's, or compcoll's."""
+    """Return a contender's allreduce. The default process group is gloo's if ``over_gloo``, else compcoll's."""
     if name in COMPRESSED:
         return COMPRESSED[name]
     if name in GLOO:
@@ -99,12 +99,12 @@ def _call(name: str, over_gloo: bool) -> Callable[[Tensor], Any]:
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD.Dup()
-        return lambda x: comm.Allreduce(MPI.IN_PLACE, x.numpy())  # PyTorch's is in place, too
+        return lambda x: comm.Allreduce(MPI.IN_PLACE, x.numpy())  # in place, as PyTorch's all_reduce
     raise SystemExit(f"there is no contender {name!r}: {', '.join(dict.fromkeys((*CONTENDERS, *OVER_GLOO)))}")
 
 
 def _check(name: str, call: Callable[[Tensor], Any], x: Tensor, ranks: Peers) -> None:
-    """End the program if a sum is wrong: not that of whole numbers, or with a codec too far off, or not everybody's."""
+    """Exit if a sum is wrong: not exact for whole numbers, or if compressed too far off or different between ranks."""
     rank, size = dist.get_rank(), ranks.size
     if name not in COMPRESSED:
         call(x.fill_(rank + 1.0))
@@ -123,26 +123,33 @@ def _check(name: str, call: Callable[[Tensor], Any], x: Tensor, ranks: Peers) ->
 
 
 def _ran(name: str) -> str:
-    """Return the algorithm and codec of the call before, if that was compcoll's over a group."""
+    """Return the algorithm and codec of compcoll's previous call; an empty string for other contenders."""
     stats = compcoll.torch.stats() if name.startswith("group") else None
     return "" if stats is None else stats.algorithm + (f", {stats.codec}" if stats.codec else "")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Make the command line's parser."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m osu_like_bench.backends", description=main.__doc__)
     add, sizes = parser.add_argument, argument(parse_ranges)
-    add("-m", "--message-size", type=sizes, required=True, metavar="SIZES", help="bytes: MIN:MAX, or some with commas")
+    add(
+        "-m",
+        "--message-size",
+        type=sizes,
+        required=True,
+        metavar="SIZES",
+        help="bytes: MIN:MAX, or several with commas",
+    )
     add("--compare", default=",".join(CONTENDERS), metavar="NAMES", help="default: %(default)s")
-    add("-x", "--warmup", type=int, default=2, help="rounds before the clock runs")
-    add("-i", "--iterations", type=int, default=100, help="timed rounds at most")
-    add("--time-cap", type=float, default=1.0, metavar="S", help="seconds for each size")
-    add("--json", type=Path, metavar="FILE", help="write the times there, too")
+    add("-x", "--warmup", type=int, default=2, help="rounds before the timed ones")
+    add("-i", "--iterations", type=int, default=100, help="maximum number of timed rounds")
+    add("--time-cap", type=float, default=1.0, metavar="S", help="time limit for each size")
+    add("--json", type=Path, metavar="FILE", help="also write the times as JSON")
     return parser
 
 
 def main() -> None:
-    """Time all_reduce of float32 values, contenders in turns; wrong sums end the program with an error."""
+    """Time all_reduce of float32 values by several contenders alternately. Wrong sums end the program with an error."""
     arguments = build_parser().parse_args()
     names = arguments.compare.split(",")
     over_gloo = set(names) <= set(OVER_GLOO)

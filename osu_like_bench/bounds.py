@@ -1,13 +1,13 @@
-"""How far a result may be from the exact one, for a codec and the encodings on the way, and whether it is.
+"""Compute the allowed error of a result for a codec and an algorithm's encodings, and verify the result.
 
-An encoding loses at most ``relative`` times the largest magnitude in its block, plus ``spread`` times the difference of
-its largest and smallest value, plus ``absolute``. Losses of the values that enter a sum add up: with M the sum of all
-ranks' largest magnitudes in a block, no partial sum exceeds M, so that every level of encodings adds at most the
-loss of M and of the losses before it.
+The error of one encoding is at most ``relative`` times the largest magnitude in its block, plus ``spread`` times the
+difference of the block's largest and smallest value, plus ``absolute``. The errors of all terms of a sum add up. Let M
+be the sum of all ranks' largest magnitudes in a block: no partial sum exceeds M, so each level of encodings adds at
+most the error of encoding M plus the earlier errors.
 
-`verify` compares a result with a reference that MPI makes in float64. The bound of an element holds for certain, but at
-low rates it is so wide that a result of zeros would pass. So the whole result has another bound, from what the codec
-loses on this very data.
+`verify` compares a result with a reference that MPI computes in float64. The bound of each element is strict, but at
+low rates it is so wide that a result of zeros would pass. So the whole result has a second bound, which comes from the
+codec's error on the same data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SAMPLE, _FEWEST, _SLACK = 1 << 20, 1 << 12, 3.0
 
 
 def of_blocks(bound: ErrorBound, values: Array) -> Array:
-    """Compute what is lost of each block at most, but for ``absolute``, along the last axis of an array."""
+    """Return the error bound of each block along the last axis of an array, without ``absolute``."""
     starts = np.arange(0, values.shape[-1], bound.block)
     highest, lowest = (extreme.reduceat(values, starts, axis=-1) for extreme in (np.maximum, np.minimum))
     lost: Array = bound.relative * np.maximum(highest, -lowest) + bound.spread * (highest - lowest)
@@ -47,48 +47,48 @@ def of_blocks(bound: ErrorBound, values: Array) -> Array:
 
 
 def spread_out(bound: ErrorBound, of_blocks: Array, length: int) -> Array:
-    """The bound of each element from those of the blocks."""
+    """Return the error bound of each element from the result of `of_blocks`."""
     return np.repeat(of_blocks + bound.absolute, bound.block, axis=-1)[..., :length]
 
 
 def bound_of(codec: Codec | None, dtype: str, ranks: int = 1) -> ErrorBound:
-    """Find what a codec loses at most on elements of a type, in one encoding.
+    """Return the error bound of one encoding.
 
     Parameters
     ----------
     codec : Codec or None
-        None loses nothing, and neither do votes (`is_vote`), whose result is exact.
+        The codec. The bound is 0 for None and for votes (`is_vote`), whose result is exact.
     dtype : str
         The element type.
     ranks : int
-        How many add what an additive codec makes of their values.
+        Number of ranks whose encoded values are added, for additive codecs.
     """
     if codec is None or is_vote(codec):
         return ErrorBound()
     if isinstance(codec, IntSum):
-        # Every rank rounds by half a step at most, and steps go by the largest of all ranks' magnitudes.
+        # Each rank's rounding error is at most half a step, which depends on the largest magnitude of all ranks.
         return ErrorBound(codec.block, ranks / (2 * codec.levels(ranks)))
     bound = codec.error_bound(dtype)
     if bound is None:
-        raise InvalidArgument(f"{codec!r} tells no error bound: the benchmark cannot check it")
+        raise InvalidArgument(f"{codec!r} has no error bound, so the benchmark cannot check its results")
     return bound
 
 
 def is_vote(codec: Codec | None) -> bool:
-    """Tell whether a codec gives the sign of the signs' sum: nothing that is near the sum of the values."""
+    """Return whether a codec's allreduce returns the sign of the sum of all signs, not an approximate sum of values."""
     return isinstance(codec, Sign) and codec.additive
 
 
 def encodings_of(collective: str, algorithm: str, size: int, nodes: int) -> Encodings:
-    """Encodings on the way of a value to the result, by the algorithm that ran.
+    """Return the encodings between a value and the result, for the algorithm that ran.
 
     Parameters
     ----------
     collective, algorithm : str
-        As `compcoll.Stats` names them, or one of `naive.ALLREDUCE`; of others' algorithms nothing is known, so that
-        each step of a ring counts.
+        Names from `compcoll.Stats`, or an algorithm of `naive.ALLREDUCE`. Any other algorithm is unknown: it is assumed
+        to encode at each step of a ring.
     size, nodes : int
-        Ranks, and nodes that they are on.
+        Number of ranks, and of their nodes.
     """
     if algorithm == "p2p_recursive_doubling":
         levels, total = encodings_of(collective, "recursive_doubling", size, nodes)
@@ -98,25 +98,25 @@ def encodings_of(collective: str, algorithm: str, size: int, nodes: int) -> Enco
         return NEVER
     if algorithm in ALGORITHMS:
         return ALGORITHMS[algorithm].encodings(collective, size, nodes)
-    steps = max(2 * (size - 1), 1)  # others' algorithms may round values of a single rank, too
+    steps = max(2 * (size - 1), 1)  # unknown algorithms may round even with a single rank
     return Encodings(steps, steps)
 
 
 def result_bound(once: ErrorBound, path: Encodings, dtype: str, terms: int) -> ErrorBound:
-    """Compute how far a result may be from the exact one; magnitudes and spreads are sums over the terms.
+    """Return the error bound of a result. It applies to magnitudes and spreads that are summed over the terms.
 
     Parameters
     ----------
     once : ErrorBound
-        Of one encoding.
+        The bound of one encoding.
     path : Encodings
-        The encodings.
+        The encodings between a value and the result.
     dtype : str
         Element type of the result.
     terms : int
-        Values that are added: 1 where a value is only moved.
+        Number of added values; 1 if values are only moved.
     """
-    # An uncompressed wire holds partial sums in the element type, too; and the reference is rounded as well.
+    # Uncompressed wires also round partial sums to the element type; the factor 2 allows for the reference's rounding.
     roundings = 2 * (terms - 1 + path.levels)
     part = once.relative + 2 * once.spread
     factor = growth(part, path.levels) / part if part else float(path.levels)
@@ -129,7 +129,7 @@ def result_bound(once: ErrorBound, path: Encodings, dtype: str, terms: int) -> E
 
 
 def growth(part: float, levels: int) -> float:
-    """Compute what is lost when a part of everything, the losses before included, is lost some times."""
+    """Return the total relative error if each level adds a relative error of ``part`` to values and earlier errors."""
     return math.expm1(min(levels * math.log1p(part), 600.0))
 
 
@@ -140,14 +140,14 @@ class Verdict:
     Attributes
     ----------
     error : float
-        Root mean square of the difference to the reference, by that of the reference.
+        Root mean square of the difference from the reference, divided by that of the reference.
     error_max : float
-        Largest difference, by the reference's largest magnitude.
+        Largest difference, divided by the reference's largest magnitude.
     outside : int
-        Elements farther from the reference than they may be, not-a-number too; all, if the error is larger than what
-        the codec loses on such data would explain.
+        Number of elements outside their bounds, including NaN; all elements, if the error is too large for the codec's
+        error on this data.
     different : int
-        Elements whose bits are not the same on all ranks though the collective gives all the same.
+        Number of elements that differ between ranks, in collectives that give all ranks the same result.
     """
 
     error: float
@@ -157,27 +157,28 @@ class Verdict:
 
 
 def typical_error(codec: Codec | None, x: Array, levels: int, terms: int) -> float:
-    """Root mean square of the error to be expected of a result, from what the codec loses on a sample of some values.
+    """Estimate the root mean square error of a result from the codec's error on a sample of the values.
 
-    One encoding, by the portable kernels, loses a part q of the values; the next one as much of values and losses. With
-    independent losses that are ``(1 + q²)**levels - 1`` of the values' squares in the end.
+    One encoding of the sample, by the portable kernels, has the relative error q. Each further encoding adds the same
+    relative error to values and earlier errors. If the errors are independent, the final squared error is
+    ``(1 + q²)**levels - 1`` times the squared values.
 
     Parameters
     ----------
     codec : Codec or None
-        What encodes.
+        The codec.
     x : numpy.ndarray
         The values.
     levels : int
-        Encodings one after the other.
+        Number of consecutive encodings.
     terms : int
-        How many such arrays are added.
+        Number of arrays like ``x`` that are added.
 
     Returns
     -------
     float
-        Infinity if that cannot be told: of few values, of values that lose nothing though their sums may, or of
-        additive codecs, which encode nothing but what all ranks agree on; their bound is that of one rounding.
+        The estimate. Infinity without one: if there are too few values; if the sample has no error, since its sums may
+        have one; without a codec; and for additive codecs, whose bound of one rounding is tight.
     """
     sample = x.reshape(-1)[:_SAMPLE]
     if codec is None or codec.additive or sample.size < _FEWEST:
@@ -204,7 +205,7 @@ def verify(
     scale: float = 1.0,
     votes: bool = False,
 ) -> Verdict:
-    """Hold a result against the reference, piece by piece.
+    """Compare a result with the reference, piece by piece. Collective.
 
     Parameters
     ----------
@@ -215,18 +216,18 @@ def verify(
     x, out : numpy.ndarray
         This rank's input and result, of shape (parts, m).
     allowed : ErrorBound
-        How far the result may be from the reference.
+        The error bound of the result.
     typical : float
-        Root mean square of all losses that enter one value of this rank's result, before ``scale``.
+        The result of `typical_error`, without ``scale``.
     scale : float
         Factor of the result.
     votes : bool
-        Tell whether each rank adds the signs of its values, and the result is the sign of that sum.
+        Whether the result is the sign of the sum of all ranks' signs.
     """
     from mpi4py import MPI
 
-    # Squares of differences, of the reference, of differences inside the bound, and of those to be expected; elements
-    # outside, and different.
+    # Squares of: differences, reference, differences inside the bound, expected differences. Then the numbers of
+    # elements outside the bound, and of elements that differ between ranks.
     sums = np.array([0.0, 0.0, 0.0, (scale * typical) ** 2 * out.size, 0.0, 0.0])
     largest = np.zeros(2)  # differences, and magnitudes of the reference
     width = max(_SLICE // max(len(x), len(out)) // allowed.block, 1) * allowed.block
@@ -237,7 +238,7 @@ def verify(
         reference = np.sign(reference) if votes else scale * reference
         bound = scale * spread_out(allowed, case.reference(comm, of_blocks(allowed, values)), values.shape[1])
         difference = np.abs(got.astype(np.float64) - reference)
-        inside = difference <= bound  # not-a-number is not
+        inside = difference <= bound  # False for NaN
         sums += [
             np.sum(difference**2),
             np.sum(reference**2),
@@ -265,20 +266,20 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def verify_moved(case: Case, comm: MPI.Intracomm, x: Array, out: Array) -> Verdict:
-    """Compare values that were only moved with MPI's own result, bit by bit."""
+    """Compare values that were only moved with MPI's own result, bit by bit. Collective."""
     expected = np.empty(out.shape, _bits(out).dtype)
     case.native(comm, _bits(x), expected)()
     return Verdict(0.0, 0.0, outside=comm.allreduce(int(np.count_nonzero(_bits(out) != expected))), different=0)
 
 
 def _bits(values: Array) -> Array:
-    """View numbers as unsigned integers of their size."""
+    """View numbers as unsigned integers of the same size."""
     bits: Array = values.view({2: np.uint16, 4: np.uint32, 8: np.uint64}[values.itemsize])
     return bits
 
 
 def _different(comm: MPI.Intracomm, got: Array) -> int:
-    """Count elements that are not the same on all ranks."""
+    """Count elements that differ between ranks. Collective."""
     from mpi4py import MPI
 
     bits = _bits(got)

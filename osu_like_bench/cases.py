@@ -1,6 +1,6 @@
-"""The collectives as benchmark cases: bytes, init, run, and a reference by MPI to verify against.
+"""The collectives as benchmark cases: their sizes, buffers, calls, and a reference result by MPI.
 
-Buffers have the shape (parts, m), with one part or one for each rank. A case's "size" is what OSU's benchmarks call so.
+Buffers have the shape (parts, m), with one part, or one for each rank. Sizes are defined as in OSU's benchmarks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ SPREADS: Mapping[str, Callable[[int, int], list[int]]] = {
     "linear": lambda length, p: [2 * length * (rank + 1) // (p + 1) for rank in range(p)],
     "one": lambda length, p: [length * p] + [0] * (p - 1),
 }
-"""Elements of each rank's contribution to allgatherv, for a mean length: all equal; growing with the rank; all rank
-0's."""
+"""Functions of a mean length and a number of ranks that return the length of each rank's contribution to allgatherv:
+all equal; growing with the rank; everything from rank 0.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,23 +40,23 @@ class Case:
     Attributes
     ----------
     name, title : str
-        compcoll's name, and the one in OSU's title line.
+        The name of compcoll's method, and the name in OSU's title line.
     of_mpi : str
         The name of mpi4py's method.
     size_is : str
-        The meaning of a message's size, in words.
+        The meaning of a message's size, for the head of a table.
     busbw : callable
-        nccl-tests' factor from algbw to busbw, for a number of ranks.
+        nccl-tests' factor between algbw and busbw, for a number of ranks.
     split_in, split_out : bool
         Whether the input, and the output, has a part for each rank.
     size_is_split : bool
-        Whether the size is that of all parts of the input together.
+        Whether a message's size is that of all parts of the input together.
     reduces : bool
-        Whether values of the ranks are added.
+        Whether the collective adds the values of all ranks.
     same_everywhere : bool
         Whether all ranks get the same result.
     spread : str
-        One of `SPREADS` if ranks contribute different lengths, which travel without a codec.
+        For allgatherv, which has no codec, one of `SPREADS`; else empty.
     """
 
     name: str
@@ -71,14 +72,14 @@ class Case:
     spread: str = ""
 
     def native(self, comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
-        """Make mpi4py's call."""
+        """Return mpi4py's call as a function without arguments."""
         method = getattr(comm, self.of_mpi)
         if self.name == "bcast":
             return partial(method, out, ROOT)
         return partial(method, x, [out, comm.allgather(x.size)] if self.spread else out)
 
     def compressed(self, comm: Communicator, x: Any, out: Any, **options: Any) -> Callable[[], Any]:
-        """Make compcoll's call; that of contributions of different lengths returns its result."""
+        """Return compcoll's call as a function without arguments. Allgatherv returns its result, not ``out``."""
         method, sent = getattr(comm, self.name), x if self.split_in else x[0]
         if self.spread:
             return partial(method, sent, **options)
@@ -87,28 +88,28 @@ class Case:
         return partial(method, sent, *root, out=got, **options)
 
     def length(self, nbytes: int, itemsize: int, ranks: int) -> int:
-        """Elements of a part for messages of that size; 0 if it is too small."""
+        """Return the number of elements in a part of messages of ``nbytes`` bytes; 0 if there would be none."""
         return nbytes // itemsize // (ranks if self.size_is_split else 1)
 
     def size(self, length: int, itemsize: int, ranks: int) -> int:
-        """The size of messages whose parts have that many elements."""
+        """Return the size in bytes of messages whose parts have ``length`` elements."""
         return length * itemsize * (ranks if self.size_is_split else 1)
 
     def shapes(self, length: int, ranks: int, rank: int = 0) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The shapes of a rank's input and output."""
+        """Return the shapes of a rank's input and output."""
         if self.spread:
             counts = SPREADS[self.spread](length, ranks)
             return (1, counts[rank]), (1, sum(counts))
         return (ranks if self.split_in else 1, length), (ranks if self.split_out else 1, length)
 
     def prepare(self, x: Array, out: Array, rank: int) -> None:
-        """Fill the output such that only the collective can make it right."""
+        """Fill the output with NaN, so that only the collective can make it correct; with x on the root of bcast."""
         out.fill(np.nan)
         if self.name == "bcast" and rank == ROOT:
             np.copyto(out, x)
 
     def reference(self, comm: MPI.Intracomm, x: Array) -> Array:
-        """The result by MPI, in float64; not of contributions of different lengths."""
+        """Return the result of MPI's collective in float64; not for allgatherv. Collective."""
         wide = np.ascontiguousarray(x, np.float64)
         out = np.empty(self.shapes(x.shape[1], comm.size)[1])
         self.prepare(wide, out, comm.rank)
@@ -120,7 +121,7 @@ CASES: Mapping[str, Case] = {
     case.name: case
     for case in (
         Case("allreduce", "Allreduce", "Allreduce", "a rank's buffer", lambda p: 2 * (p - 1) / p, reduces=True),
-        Case("allgather", "Allgather", "Allgather", "what a rank contributes", split_out=True),
+        Case("allgather", "Allgather", "Allgather", "a rank's contribution", split_out=True),
         Case("allgatherv", "Allgatherv", "Allgatherv", "mean over the ranks", spread="linear"),
         Case(
             "reduce_scatter",
@@ -137,7 +138,7 @@ CASES: Mapping[str, Case] = {
             "alltoall",
             "All-to-All",
             "Alltoall",
-            "what a rank sends to each other one",
+            "a rank's part for each other rank",
             split_in=True,
             split_out=True,
             same_everywhere=False,
@@ -169,7 +170,7 @@ class Ranks:
 
     @cached_property
     def one_thread(self) -> Communicator:
-        """A communicator with one thread for each kernel, made, collectively, at first use."""
+        """A communicator with one thread for each kernel. Its first use is collective."""
         before = os.environ.get(config.THREADS)
         os.environ[config.THREADS] = "1"
         try:
@@ -180,7 +181,7 @@ class Ranks:
                 os.environ[config.THREADS] = before
 
     def largest(self, values: Seconds) -> Seconds:
-        """Element by element, the largest of all ranks."""
+        """Replace each element by the largest of all ranks. Collective."""
         result = np.empty_like(values)
         self.comm.Allreduce(values, result, MPI.MAX)
         return result

@@ -1,4 +1,4 @@
-"""Charts of records that ``--json`` writes: as a page that needs no other file and no network, or as a picture."""
+"""Draw charts of the records in ``--json`` files: as a self-contained HTML page, or as a picture."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from . import UsageError
 from .report import SCHEMA, STATISTICS, Record
 
 Chart = dict[str, Any]
-"""What the page's script draws: a kind, title, and series of points with a text for each."""
+"""A chart for the page's script: kind, title, and series of points, each point with a text."""
 Content = Mapping[str, Any]
-"""What `report.content` returns."""
+"""The result of `report.content`."""
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _WHO = {"ddp": "contender", "codecs": "implementation", "selection": "method"}
 _LEFT_OUT = ("collective", "total_bytes", "op", "data", "ranks", "nodes", "dtype", "seconds", "versus", "calls")
-"""Columns that are alike in all rows, or no figures; the JSON has them."""
+"""Fields that a page's table omits, since they are equal in all rows or not numbers. The JSON has them."""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -47,8 +47,8 @@ def run(arguments: Namespace) -> None:
     for path, (_, content) in zip(arguments.files, contents, strict=True):
         if content["kind"] != "collective":
             raise UsageError(
-                f"{path} holds no results of a collective: those of allreduce, allgather … can be plotted as a "
-                "picture, and all as a page: -o plot.html"
+                f"{path} holds no results of a collective: a picture can show only allreduce, allgather …; a page "
+                "can show all results: -o plot.html"
             )
     draw(arguments.output, contents, arguments.statistic)
 
@@ -61,7 +61,7 @@ def write_page(path: Path, contents: Sequence[tuple[str, Content]], statistic: s
     path : pathlib.Path
         The page's file.
     contents : sequence of (str, mapping)
-        Name of a run, empty if there is only one, and what `report.content` returned.
+        The name of each run, empty if there is only one, and its content.
     statistic : str
         One of `report.STATISTICS`: the time that is drawn.
     """
@@ -118,7 +118,7 @@ def _title(content: Content) -> str:
 
 
 def _charts(contents: Sequence[tuple[str, Content]], statistic: str) -> list[Chart]:
-    """Return the charts of all runs; charts of the same title become one."""
+    """Return the charts of all runs. Charts with the same title are merged."""
     joined: dict[str, Chart] = {}
     for name, content in contents:
         for chart in _charts_of(f"{name}: " if name else "", content["kind"], content["results"], statistic):
@@ -167,7 +167,7 @@ def _charts_of(prefix: str, kind: str, results: Sequence[Record], statistic: str
 
 
 def _series(points: Iterable[tuple[str, Any, float, Record]]) -> list[dict[str, Any]]:
-    """Group points (name, place, value, record) by name, each with a text of its value and how it was reached."""
+    """Group points (name, place, value, record) by name. Each gets a text with value, algorithm, ratio and error."""
     series: dict[str, list[tuple[Any, float, str]]] = {}
     for name, place, value, result in points:
         about = [str(result["algorithm"])] if "algorithm" in result else []
@@ -179,7 +179,7 @@ def _series(points: Iterable[tuple[str, Any, float, Record]]) -> list[dict[str, 
 
 
 def _section(name: str, content: Content) -> str:
-    """Return a run's machine and command, and all of its figures."""
+    """Return the HTML section of a run: its machine, command, and a table of all results."""
     run, results = content["run"], content["results"]
     about = "".join(f"<dt>{escape(key)}</dt><dd>{_value(key, value)}</dd>" for key, value in run.items() if value)
     who = _WHO.get(content["kind"], "contender")

@@ -1,10 +1,11 @@
-"""Throughput of codecs in one process, on the host or on a GPU, against copying memory and other implementations.
+"""Measure the throughput of codecs in one process, on the host or on a GPU, and compare it with copies and rivals.
 
 A record is one operation of one implementation: an instruction set of compcoll's kernels, ``cuda``, ``memcpy``, or a
 library of `RIVALS`. Operations are encode, decode, accumulate (decode and add), feedback (add the residual, encode,
-keep the new residual) and, on GPUs, recode. ``throughput`` is in 1e9 uncompressed bytes a second of the median time;
-``versus`` is this throughput by that of each other implementation; ``wrong`` counts decoded elements outside the
-codec's bound; ``copy_fraction`` is, on a GPU, the bytes that the kernel moves each second, by those of a copy.
+store the new residual) and, on GPUs, recode. Fields of a record: ``throughput`` is in 1e9 uncompressed bytes per
+second, by the median time; ``versus`` is this throughput divided by that of each other implementation; ``wrong`` is the
+number of decoded elements outside the codec's bound; ``copy_fraction`` is the bytes that the kernel moves per second,
+divided by those of a copy.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Operations = Mapping[str, Operation]
 _FIRST = [cls(**cls.examples[0].options) for cls in ALL]
 _MORE = [get_codec("cast", dtype="bfloat16"), get_codec("zfp", rate=16)]
 USUAL = (*(codec for codec in _FIRST if not codec.additive), *_MORE)
-"""The codecs that are measured unless one is asked for."""
+"""The codecs that are measured by default."""
 
 MEMCPY, COPY = "memcpy", "copy"
 """A copy on the host, and in GPU memory."""
@@ -46,7 +47,7 @@ MEMCPY, COPY = "memcpy", "copy"
 ITERATIONS, WARMUP, TIME_CAP = 51, 2, 0.4
 
 _CHECKED = 1 << 22
-"""Values of a GPU's result that are verified: all would take the host longer than the rest of the benchmark."""
+"""Number of a GPU's values that are verified. To verify all would take longer than the rest of the benchmark."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Implementation:
     Attributes
     ----------
     operations : mapping
-        By name.
+        The operations, by name.
     moved : mapping
-        The bytes that each operation reads and writes at least, if known.
+        The least number of bytes that each operation reads and writes, if known.
     quality : mapping
-        Its ratio, relative error and wrong elements; empty for others' implementations.
+        Ratio, relative error and wrong elements; empty unless the implementation is compcoll's.
     """
 
     operations: Operations
@@ -69,11 +70,11 @@ class Implementation:
 
 
 Implementations = Callable[[Codec, Array], dict[str, Implementation]]
-"""Makes all implementations of a codec, a copy of the values first."""
+"""Makes all implementations of a codec. The first one is a copy of the values."""
 
 
 def on_host(instruction_sets: Sequence[str], rivals: Sequence[str], threads: int) -> Implementations:
-    """Return compcoll's kernels of some instruction sets, beside other libraries, as `compare` takes them."""
+    """Return a function for `compare` that makes compcoll's kernels of some instruction sets, and the rivals."""
 
     def implementations(codec: Codec, x: Array) -> dict[str, Implementation]:
         found = {MEMCPY: _copy(x.view(np.uint8), np)}
@@ -85,7 +86,7 @@ def on_host(instruction_sets: Sequence[str], rivals: Sequence[str], threads: int
 
 
 def on_cuda(codec: Codec, x: Array) -> dict[str, Implementation]:
-    """Return compcoll's kernels in GPU memory, and a copy there, as `compare` takes them."""
+    """Make a copy in GPU memory and compcoll's kernels there, for `compare`."""
     import cupy
 
     from compcoll.gpu.device import CudaDevice
@@ -96,13 +97,13 @@ def on_cuda(codec: Codec, x: Array) -> dict[str, Implementation]:
 
 
 def _copy(source: Any, arrays: Any) -> Implementation:
-    """Return a copy of bytes; ``arrays`` is NumPy or CuPy."""
+    """Make an implementation that copies bytes; ``arrays`` is the module NumPy or CuPy."""
     target = source.copy()
     return Implementation({"": lambda: arrays.copyto(target, source)}, {"": 2 * source.nbytes})
 
 
 def _kernels(codec: Codec, x: Array, device: Any, arrays: Any) -> Implementation:
-    """Return compcoll's kernels on a device, whose arrays are NumPy's or CuPy's."""
+    """Make compcoll's implementation on a device; ``arrays`` is the module NumPy or CuPy."""
     n, name = x.size, x.dtype.name
     coder = codec.coder(device, name)
     stored = arrays.asarray(HostDevice.flat(x, name))
@@ -134,7 +135,7 @@ def quality(codec: Codec, x: Array, decoded: Array, ratio: float) -> dict[str, A
     bound = bound_of(codec, x.dtype.name)
     difference = np.abs(got - exact)
     size = float(np.sqrt(np.sum(exact**2)))
-    # Half-precision results are rounded once more.
+    # 16-bit results are rounded once more.
     allowed = spread_out(bound, of_blocks(bound, exact), x.size) + (np.abs(got) * 2.0**-8 if x.itemsize == 2 else 0.0)
     error = float(np.sqrt(np.sum(difference**2))) / size if size else 0.0
     return {"ratio": ratio, "error": error, "wrong": int(np.count_nonzero(~(difference <= allowed)))}
@@ -150,24 +151,24 @@ def compare(
     progress: Progress,
     clock: Callable[[Operation], float] = elapsed,
 ) -> list[Record]:
-    """Measure some codecs, all implementations of a codec in turns.
+    """Measure codecs. All implementations of one codec are timed alternately.
 
     Parameters
     ----------
     codecs : sequence of Codec
-        Which codecs.
+        The codecs.
     x : numpy.ndarray
         The values.
     implementations : callable
-        `on_host` or `on_cuda`.
+        `on_cuda`, or a function from `on_host`.
     about : mapping
         Fields of all records.
     limits : Limits
-        How long.
+        Limits of each measurement.
     table, progress
-        Print rows of compcoll's own implementations.
+        Format and print the rows of compcoll's implementations.
     clock : callable
-        As `timing.measure` takes it.
+        The clock of `timing.measure`.
     """
     progress.print(table.head())
     records: list[Record] = []
@@ -196,7 +197,7 @@ def compare(
 
 
 def _operations(encode: Operation, decode: Callable[[Any], Any], add: Callable[[Any], Any]) -> Operations:
-    """Return the operations of a codec: encode, and decode or decode and add what it returns."""
+    """Return the operations ``encode``, ``decode`` and ``accumulate``. The last two read a wire from ``encode``."""
     wire = encode()
     return {"encode": encode, "decode": lambda: decode(wire), "accumulate": lambda: add(wire)}
 
@@ -231,7 +232,7 @@ def _numpy_cast(codec: Cast, x: Array) -> Operations:
 
 def _numpy_minmax(codec: MinMax, x: Array) -> Operations:
     blocks = x[: x.size // codec.block * codec.block].reshape(-1, codec.block)
-    # Expressions that pack fewer bits than a byte would be another codec's.
+    # With fewer than 8 bits, NumPy would have to pack codes into bytes, which would be another codec.
     if not blocks.size or codec.bits != 8:
         return {}
     sums = blocks.copy()
@@ -284,11 +285,11 @@ RIVALS: Mapping[str, Mapping[str, Callable[[Any, Array], Operations]]] = {
     "numpy": {"cast": _numpy_cast, "minmax": _numpy_minmax},
     "torch": {"cast": _torch_cast, "minmax": _torch_minmax},
 }
-"""Makers of a codec's operations, by library and codec."""
+"""Other libraries' implementations: functions that make the operations, by library and codec."""
 
 
 def available(threads: int) -> tuple[str, ...]:
-    """Return the names of the installed `RIVALS`, and let torch use that many threads."""
+    """Return the names of the installed `RIVALS`, and set torch's number of threads."""
     found = tuple(name for name in RIVALS if find_spec(name) is not None)
     if "torch" in found:
         import torch
@@ -315,7 +316,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
     """Run the command, and return its description and records."""
     if arguments.codec == "none":
         raise UsageError(
-            f"--codec none has no speed: give {', '.join(list_codecs())}, or none of them for the usual ones"
+            f"--codec none has no speed: give {', '.join(list_codecs())}, or leave --codec out for the usual ones"
         )
     codec, itemsize = chosen_codec(arguments), DTYPES[arguments.dtype].itemsize
     if arguments.size < itemsize or arguments.size % itemsize:

@@ -1,4 +1,4 @@
-"""Ways to run a collective, by name."""
+"""Contenders: ways to run a collective, by name."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from .parser import known_names
 
 UNCOMPRESSED = "_uncompressed"
 ONE_THREAD = "_one_thread"
-"""Ends of names: without the codec; with one thread for each kernel, whatever number it would have."""
+"""Suffixes of a contender's name: it runs without the codec; it uses one thread for each kernel."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a call did.
+    """A record of what a call did.
 
     Attributes
     ----------
     algorithm : str
         The algorithm that ran.
     codec : Codec or None
-        The codec that encoded values on their way.
+        The codec that was used.
     ratio : float
-        Bytes that this rank would have sent uncompressed, by bytes sent; 1 if unknown.
+        Uncompressed bytes divided by bytes sent; 1 if unknown.
     seconds : dict
-        compcoll's own seconds: encode, decode, wait.
+        Seconds that compcoll spent in encode, decode and wait.
     """
 
     algorithm: str
@@ -55,13 +55,13 @@ class Contender:
     Attributes
     ----------
     name : str
-        As on the command line.
+        The name on the command line.
     run : callable
-        Runs it once.
+        Runs the collective once.
     ran : callable
-        Returns what the last run did.
+        Returns the record of the last run.
     same_bits : bool
-        Whether it promises all ranks the same bits.
+        Whether all ranks must get the same bits.
     """
 
     name: str
@@ -80,50 +80,54 @@ def names(collective: str) -> list[str]:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a contender of compcoll's sends values as they are, whatever the command line's codec."""
+    """Return whether one of compcoll's contenders never compresses, even if the command line has a codec."""
     return name == choose.SHARED_MEMORY or name.removesuffix(ONE_THREAD).endswith(UNCOMPRESSED)
 
 
 def _algorithm(name: str) -> str:
-    """Return the algorithm that a contender of compcoll's is named after."""
+    """Return the algorithm in the name of one of compcoll's contenders."""
     return name.removesuffix(ONE_THREAD).removesuffix(UNCOMPRESSED)
 
 
 def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
-    """Parse names of contenders, separated by commas, and check that they go with the codec.
+    """Parse the names of contenders, and check that they work with the codec.
 
     Parameters
     ----------
     text : str
-        The argument.
+        The names, separated by commas.
     collective : str
-        The collective that they run.
+        The collective to run.
     codec : Codec or None
-        What they compress with.
+        The codec of the command line.
     """
     known = names(collective)
     full = ",".join("p2p_ring" if name.strip() == "p2p" else name for name in text.split(","))
     chosen = known_names(full, known, f"{collective} has no contender {{name!r}}: there are {{known}}")
     if len(set(chosen)) < len(chosen):
-        raise UsageError(f"{text!r}: different names, separated by commas, are needed, such as {','.join(known[:3])}")
+        raise UsageError(f"{text!r} has a name twice: different names are needed, such as {','.join(known[:3])}")
     if codec is not None and CASES[collective].spread:
-        raise UsageError(f"{collective} is measured without a codec: contributions are sparse wires as a rule")
+        raise UsageError(
+            f"{collective} is measured without a codec only, as it mostly sends sparse wires: leave --codec out"
+        )
     for name in chosen if collective == "allreduce" else ():
         _check_codec(name, codec)
     return chosen
 
 
 def _check_codec(name: str, codec: Codec | None) -> None:
-    """Refuse a contender of allreduce that does not go with the codec."""
+    """Raise `UsageError` if a contender of allreduce does not work with the codec."""
     if name in naive.ALLREDUCE:
         if codec is None:
-            raise UsageError(f"{name} is about compression: it needs a --codec other than none")
+            raise UsageError(f"{name} always compresses: it needs a --codec other than none")
         if codec.additive:
             raise UsageError(f"--compare {name}: {codec.name} has no wire of its own to send: leave {name} out")
     with_any_codec = _algorithm(name) in (choose.NATIVE, choose.AUTO, *peers.names()) or _is_plain(name)
     if not with_any_codec and (_algorithm(name) in choose.SPARSE) != isinstance(codec, Sparsifier):
         allowed = ", ".join(choose.SPARSE)
-        raise UsageError(f"{name} and codec {codec!r} do not go together: sparse codecs go by {allowed}")
+        raise UsageError(
+            f"{name} and codec {codec!r} do not go together: {allowed} are for sparse codecs, and only those"
+        )
 
 
 def make(
@@ -137,24 +141,24 @@ def make(
     mean: bool,
     there: Buffers | None = None,
 ) -> Contender:
-    """Make a contender of one of `names`.
+    """Make a contender.
 
     Parameters
     ----------
     name : str
-        Its name.
+        One of `names`.
     case : Case
         The collective.
     ranks : Ranks
-        Its ranks.
+        The ranks.
     x, out : numpy.ndarray
-        Its buffers.
+        Input and output on the host.
     codec : Codec or None
-        What it compresses with, if it does.
+        The codec of the command line.
     mean : bool
         Whether sums are divided by the number of ranks.
     there : Buffers, optional
-        The buffers in GPU memory, if the collective runs on those.
+        Input and output in GPU memory, if the collective runs there.
     """
     scale = 1.0 / ranks.comm.size if mean and case.reduces else 1.0
     if name == choose.NATIVE:
@@ -183,7 +187,7 @@ def make(
 
 
 def _scaled(run: Callable[[], Any], out: Array, scale: float) -> Callable[[], Any]:
-    """Divide the sum by the number of ranks, where a mean was asked for."""
+    """Wrap a call so that it multiplies its output by ``scale``, for a mean."""
 
     def both() -> None:
         run()
@@ -193,9 +197,9 @@ def _scaled(run: Callable[[], Any], out: Array, scale: float) -> Callable[[], An
 
 
 def _native(case: Case, ranks: Ranks, x: Array, out: Array, scale: float, there: Buffers | None) -> Contender:
-    """mpi4py's call; for buffers on a GPU between copies from there and back.
+    """Make the contender that calls mpi4py. Buffers on a GPU are copied to the host before, and back afterwards.
 
-    Halves are added in float32, since MPI does not know them, and otherwise moved as they are.
+    MPI has no 16-bit floats: they are added in float32, and moved as 16-bit integers.
     """
     halves = x.itemsize == 2
     staged = halves and case.reduces
@@ -223,7 +227,7 @@ def _native(case: Case, ranks: Ranks, x: Array, out: Array, scale: float, there:
 
 
 def _point_to_point(name: str, ranks: Ranks, x: Array, out: Array, codec: Codec, scale: float) -> Contender:
-    """An allreduce that compresses inside send and receive."""
+    """Make the contender whose allreduce compresses inside send and receive."""
     coder = codec.coder(HostDevice(config.threads(ranks.cores)), x.dtype.name)
     allreduce = naive.ALLREDUCE[name](ranks.comm, coder, codec.block, x[0])
 
@@ -237,7 +241,7 @@ def _point_to_point(name: str, ranks: Ranks, x: Array, out: Array, codec: Codec,
 
 
 def _peer(name: str, ranks: Ranks, x: Array, out: Array, scale: float, there: Buffers | None) -> Contender:
-    """An allreduce that an entry point names."""
+    """Make a contender from the allreduce of an entry point."""
     if there is not None:
         raise UsageError(f"--device cuda: contender {name} is for host memory")
     peer = peers.load(name)

@@ -1,4 +1,4 @@
-"""Values to send."""
+"""Generate or load the values to send."""
 
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ KINDS: Mapping[str, Callable[[np.random.Generator, int, Any], Array]] = {
     "sparse": _sparse,
     "uniform": lambda rng, n, dtype: 2 * rng.random(n, dtype) - 1,
 }
-"""Makers of values, by kind. normal: deviation 1e-3; laplace: scale 1e-3, like gradients; smooth: three sines; sparse:
-one value in 100; uniform: from -1 to 1."""
+"""Functions that generate values, by kind. normal: standard deviation 1e-3; laplace: scale 1e-3, like gradients;
+smooth: a sum of three sines; sparse: one value of 100 is not zero; uniform: from -1 to 1.
+"""
 
 _FILE = ".npy"
 
 
 def kind_of(text: str) -> str:
-    """Check and return what a command line asks for: one of `KINDS`, or a file of NumPy's.
+    """Check that an argument is one of `KINDS` or the name of a NumPy file, and return it.
 
     Raises
     ------
@@ -74,21 +75,21 @@ def _from_file(path: str, n: int, number: int) -> Array:
     except (OSError, ValueError) as error:
         raise UsageError(f"--data {path}: {error}") from error
     if values.dtype.kind != "f" or values.size < n:
-        raise UsageError(f"--data {path}: {values.size} of {values.dtype}, but {n} floating-point numbers are needed")
+        raise UsageError(f"--data {path}: {values.size} numbers of {values.dtype}, but {n} floats are needed")
     first = number * n % (values.size - n + 1)
     found: Array = values[first : first + n]
     return found
 
 
 def make(kind: str, n: int, dtype: str, seed: Sequence[int]) -> Array:
-    """Make ``n`` values.
+    """Generate ``n`` values, or read them from a file.
 
     Parameters
     ----------
     kind : str
-        One of `KINDS`, or a file of NumPy's: the first values, or others if the last of the seeds is not 0.
+        One of `KINDS`, or the name of a NumPy file. The last seed selects the part of the file; 0 is the beginning.
     n : int
-        How many.
+        Number of values.
     dtype : str
         One of compcoll's element types.
     seed : sequence of int

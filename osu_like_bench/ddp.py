@@ -1,11 +1,12 @@
-"""A training step of DistributedDataParallel: compcoll's codecs, gloo, gloo with PyTorch's hooks. Needs torch.
+"""Time a training step of DistributedDataParallel with compcoll's codecs, gloo, and PyTorch's hooks. Needs torch.
 
-A record's times are milliseconds of a step. ``compute_ms`` is the same step on one rank's own gradients, without
-communication; ``exposed_ms`` is what communication adds to it. Of compcoll's contenders, ``codec_ms`` and
-``communication_ms`` are its thread's times in a step, ``sent_megabytes`` is what a rank sends in a step, and ``ratio``
-the uncompressed megabytes by that; others have None there. ``error`` is of the first step's gradients: root mean square
-of the difference to the mean in float64, by that of the mean. ``wrong`` counts parameters that differ between ranks
-after the first step, or are not finite; all count if uncompressed gradients have too large an error.
+A record's times are milliseconds of a step. ``compute_ms`` is the time of the same step without communication;
+``exposed_ms`` is the time that communication adds. For compcoll's contenders, ``codec_ms`` and ``communication_ms`` are
+times of compcoll's thread in a step, ``sent_megabytes`` is what a rank sends in a step, and ``ratio`` is the
+uncompressed megabytes divided by those sent; other contenders have None there. ``error`` is the relative error of the
+first step's gradients: the root mean square of their difference from the mean in float64, divided by that of the mean.
+``wrong`` counts parameters that differ between ranks after the first step or are not finite. It counts all parameters
+if a contender does not compress, but its error is not explained by rounding.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ Loss = Callable[[nn.Module], Tensor]
 
 _FEATURES = 64
 _STARTING = 2
-"""Steps after which PyTorch's PowerSGD begins, and may fail."""
+"""Steps before the timed ones: PyTorch's PowerSGD begins only after two steps, and may then fail."""
 
 _EXACT = 1e-5
-"""Relative error of uncompressed gradients, which are added in other orders."""
+"""Allowed relative error of uncompressed gradients, which are added in other orders."""
 
 _ONE_BUCKET_MB = 1 << 20
 
@@ -68,13 +69,13 @@ def _options(text: str) -> dict[str, Any]:
 
 
 def codec_of(text: str) -> Codec:
-    """Make the codec that is written as its name and options, such as ``minmax:bits=4:block=512``."""
+    """Make a codec from a text with its name and options, such as ``minmax:bits=4:block=512``."""
     name, _, options = text.partition(":")
     return get_codec(name, **_options(options))
 
 
 def _bf16() -> tuple[Any, Any]:
-    # DDP refuses the hook by its name where there is no NCCL, though gloo adds bfloat16 well.
+    # Without NCCL, DDP refuses PyTorch's own hook by its name, although gloo can add bfloat16.
     def hook(state: Any, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
         return default_hooks.bf16_compress_hook(state, bucket)
 
@@ -92,16 +93,16 @@ HOOKS: Mapping[str, Callable[..., tuple[Any, Any]]] = {
     "batched_powersgd": partial(_powersgd, powerSGD_hook.batched_powerSGD_hook),
     "quantization": lambda: (None, quantization_hooks.quantization_pertensor_hook),
 }
-"""PyTorch's own hooks: each takes its options, and makes a state and a hook of the default process group."""
+"""PyTorch's own hooks: functions of a hook's options that return its state and the hook."""
 
 
 def _exact(model: nn.Module, **given: Any) -> Any:
-    """S-SGD by the same hooks and buffers: no step is compressed."""
+    """Average gradients (S-SGD) with the hooks and buffers of ACP-SGD, but without compression."""
     return compcoll.torch.ACPSGD(model, rank=1, exact_steps=1 << 62, **given)
 
 
 class _LateRights(Power):
-    """Power-SGD whose right factors all leave when back-propagation has ended: what sending them earlier gains."""
+    """Power-SGD that sends all right factors after back-propagation, to measure the gain of sending them earlier."""
 
     def _start(self, buffer: Buffer) -> Wait:
         return buffer.start(self.sums, self.stats, self.ranks)
@@ -127,18 +128,18 @@ LOW_RANK: Mapping[str, Callable[..., Any]] = {
     "powersgd-late": _LatePowerSGD,
     "ssgd": _exact,
 }
-"""compcoll's hooks on parameters, or on DistributedDataParallel with ``ddp=True``; each takes its options."""
+"""compcoll's low-rank methods: functions of a model and a method's options. With ``ddp=True`` they hook into DDP."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to reduce gradients, as the command line names it.
+    """A way to average gradients.
 
     Attributes
     ----------
     make : callable
-        Takes a model and the megabytes of a bucket; returns the model that averages, and compcoll's compression if it
-        takes part.
+        Takes a model and the megabytes of a bucket; returns the model that averages gradients, and compcoll's
+        compression or None.
     """
 
     name: str
@@ -147,16 +148,16 @@ class Contender:
 
 
 def parse(text: str, *, feedback: bool, algorithm: str) -> list[Contender]:
-    """Contenders by name.
+    """Make contenders from their names.
 
     Parameters
     ----------
     text : str
-        Separated by commas: one of `LOW_RANK`, ``gloo``, ``gloo+HOOK`` with one of `HOOKS`, ``compcoll``,
-        ``compcoll+CODEC``, ``group`` and ``group+CODEC`` (over gloo, whoever started the ranks); options behind colons,
-        such as ``compcoll+minmax:bits=4:block=512`` or ``acpsgd:rank=4``.
+        Names, separated by commas: one of `LOW_RANK`, ``gloo``, ``gloo+HOOK`` with one of `HOOKS`, ``backend``,
+        ``compcoll``, ``compcoll+CODEC``, or ``group`` and ``group+CODEC``, which use gloo even under mpirun. Options
+        follow after colons, such as ``compcoll+minmax:bits=4:block=512`` or ``acpsgd:rank=4``.
     feedback, algorithm
-        Of compcoll's, as `compcoll.torch.compress` takes them.
+        Arguments of `compcoll.torch.compress`.
     """
     return [_contender(name.strip(), {"feedback": feedback, "algorithm": algorithm}) for name in text.split(",")]
 
@@ -182,8 +183,8 @@ def _contender(name: str, how: dict[str, Any]) -> Contender:
 
 
 def _gloo(hook: str, options: Mapping[str, Any], model: nn.Module, bucket: float) -> tuple[nn.Module, Any]:
-    """DDP on gloo, with one of `HOOKS` if there is any."""
-    # With several buckets in flight, PowerSGD's collectives meet others' on gloo.
+    """Wrap a model in DDP on gloo, with one of `HOOKS` unless ``hook`` is empty."""
+    # One bucket for PowerSGD: the collectives of several buckets in flight would mix up on gloo.
     wrapped = _wrapped(model, _ONE_BUCKET_MB if hook.endswith("powersgd") else bucket)
     if hook:
         wrapped.register_comm_hook(*HOOKS[hook](**options))
@@ -202,12 +203,12 @@ def _low_rank(
     if own.pop("ddp", False):
         model = _wrapped(model, bucket)
     else:
-        own.setdefault("buffer_mb", bucket)  # compcoll counts in MiB, PyTorch, too
+        own.setdefault("buffer_mb", bucket)  # both are in MiB
     return model, method(model, **own)
 
 
 def _on_backend(model: nn.Module, bucket: float) -> tuple[nn.Module, Any]:
-    """Let DDP itself reduce on a process group of compcoll's, without compression."""
+    """Wrap a model in DDP on a process group of compcoll's backend, without compression."""
     return _wrapped(model, bucket, dist.new_group(backend="compcoll")), None
 
 
@@ -216,16 +217,16 @@ def _wrapped(model: nn.Module, bucket: float, group: dist.ProcessGroup | None = 
 
 
 class Step:
-    """A contender: a copy of the model, and one training step of it.
+    """A training step of one contender. Calling the object runs the step.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Wrapped or not.
+        The contender's copy of the model, possibly wrapped in DDP.
     loss : callable
-        Of the model, on this rank's examples.
+        Computes the model's loss on this rank's examples.
     compression : optional
-        compcoll's, if it takes part.
+        compcoll's compression, whose stats are read.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, compression: Any = None) -> None:
@@ -236,7 +237,7 @@ class Step:
         self._optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def backward(self) -> None:
-        """Compute gradients of this rank's examples, averaged if the model does that."""
+        """Compute the gradients of this rank's examples. A wrapped model averages them over all ranks."""
         self._optimizer.zero_grad()
         self._loss(self.model).backward()
 
@@ -247,18 +248,18 @@ class Step:
         self.steps += 1
 
     def start_account(self) -> None:
-        """Count from zero."""
+        """Reset the counted steps and compcoll's stats."""
         self.steps = 0
         if self.compression is not None:
             self.compression.stats = TrainingStats()
 
     def gradients(self) -> Tensor:
-        """All gradients as one vector."""
+        """Return all gradients as one vector of float64."""
         return torch.cat([parameter.grad.reshape(-1) for parameter in self.model.parameters()]).double()
 
 
 def make_model(arguments: argparse.Namespace, rank: int) -> tuple[nn.Module, Loss]:
-    """Make the command line's model, the same on all ranks, and a rank's loss."""
+    """Make the model, which is the same on all ranks, and the loss of a rank's examples."""
     torch.manual_seed(arguments.seed)
     if arguments.model == "perceptron":
         model = models.perceptron(int(arguments.parameters), features=_FEATURES)
@@ -319,8 +320,8 @@ def _measured(
     ranks: Peers,
     progress: Progress,
 ) -> list[Record]:
-    """Verify a step of each contender, then measure all in turns."""
-    # Before the model is copied: all contenders then have the same gradients at first.
+    """Verify a step of each contender, then time all contenders alternately."""
+    # This step runs before the model is copied, so that the first gradients of all contenders are equal.
     alone = Step(model, loss)
     alone.backward()
     mean = alone.gradients()
@@ -341,7 +342,9 @@ def _measured(
             for _ in range(_STARTING):
                 steps[-1]()
         except (AssertionError, IndexError) as error:
-            raise UsageError(f"{contender.name} fails in this PyTorch: {type(error).__name__}: {error}") from error
+            raise UsageError(
+                f"{contender.name} fails in this version of PyTorch: {type(error).__name__}: {error}"
+            ) from error
     alone()
     for step in steps:
         step.start_account()
@@ -376,7 +379,7 @@ def _verified(step: Step, mean: Tensor, ranks: Peers, compresses: bool) -> Recor
 
 
 def _accounted(step: Step) -> Record:
-    """Return what compcoll counted in a step; None for others' contenders."""
+    """Return compcoll's stats per step; fields are None for contenders without compcoll."""
     if step.compression is None:
         return {**dict.fromkeys(("codec_ms", "communication_ms", "sent_megabytes", "ratio")), "calls": {}}
     stats = step.compression.stats

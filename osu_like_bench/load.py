@@ -1,4 +1,4 @@
-"""Load beside a measurement: processes and threads that keep cores busy until it ends."""
+"""Load the machine during a measurement: processes and threads keep cores busy until it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import UsageError
 
 LOWEST_PRIORITY = 19
 
-# A process that outlives whoever started it would spoil all that is measured afterwards: it looks for its parent.
+# The process ends with its parent, since otherwise it would spoil later measurements.
 _BURNER = """
 import os
 os.nice({nice})
@@ -26,7 +26,7 @@ while os.getppid() == {parent}:
         pass
 """
 _TURNS = 10_000
-"""Some tenth of a millisecond of Python, which keeps the GIL; and some milliseconds of hashing, which does not."""
+"""Iterations per turn: some tenths of a millisecond of Python with the GIL, or milliseconds of hashing without it."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Load:
     Attributes
     ----------
     burners, nice : int
-        Busy processes on each node, and their niceness.
+        Number of busy processes on each node, and their niceness.
     python_threads, native_threads : int
-        Busy threads in each rank: that compute in Python, with the GIL, and that compute without it.
+        Numbers of busy threads in each rank, which compute with the GIL, and without it.
     """
 
     burners: int = 0
@@ -55,26 +55,26 @@ class Load:
 
 
 def from_arguments(arguments: argparse.Namespace) -> Load:
-    """The load that a command line asks for."""
+    """Return the load that the command line describes."""
     if arguments.burner_nice > LOWEST_PRIORITY:
         raise UsageError(f"--burner-nice {arguments.burner_nice}: 0 to {LOWEST_PRIORITY} is needed")
     if arguments.burner_nice and not arguments.burners:
-        raise UsageError(f"--burner-nice {arguments.burner_nice} without burners: give --burners K, too")
+        raise UsageError(f"--burner-nice {arguments.burner_nice} has no effect without burners: also give --burners K")
     return Load(arguments.burners, arguments.burner_nice, arguments.python_threads, arguments.native_threads)
 
 
 @contextlib.contextmanager
 def under(load: Load, *, first_on_node: bool, barrier: Callable[[], object]) -> Iterator[None]:
-    """Keep cores busy meanwhile. Collective.
+    """Keep cores busy inside this context. Collective.
 
     Parameters
     ----------
     load : Load
-        How.
+        The load.
     first_on_node : bool
         Whether this rank starts its node's processes.
     barrier : callable
-        Lets no rank go on before all are there.
+        Waits for all ranks.
     """
     over = threading.Event()
     works = [_count] * load.python_threads + [_hash] * load.native_threads
@@ -86,7 +86,7 @@ def under(load: Load, *, first_on_node: bool, barrier: Callable[[], object]) -> 
             processes.append(subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE))
         for process in processes:
             assert process.stdout is not None
-            process.stdout.readline()  # it burns
+            process.stdout.readline()  # wait until it runs
         for thread in threads:
             thread.start()
         barrier()

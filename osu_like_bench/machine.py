@@ -1,4 +1,4 @@
-"""The description of a run, which its records hold."""
+"""Describe a run: its machine, software and command line."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from compcoll.host.device import HostDevice
 from compcoll.tools.machine import cpu
 
 TIMED = ("compcoll", "osu_like_bench", "CMakeLists.txt")
-"""Paths whose changes make figures those of other code; pages and records that are written meanwhile do not."""
+"""Paths of the timed code. Only uncommitted changes in these paths mark a commit as dirty."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def commit(repository: Path = REPOSITORY) -> str:
-    """Compcoll's commit, with ``-dirty`` where code that is timed differs from it; empty where git did not clone it."""
+    """Return compcoll's commit, with ``-dirty`` if timed code has changed since; an empty string without git."""
     if not (repository / ".git").exists():
         return ""
 
@@ -39,14 +39,14 @@ def commit(repository: Path = REPOSITORY) -> str:
 
 
 def _program() -> str:
-    """The module that runs, such as ``osu_like_bench`` or ``osu_like_bench.backends``."""
+    """Return the name of the running module, such as ``osu_like_bench`` or ``osu_like_bench.backends``."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = "" if spec is None else str(spec.name).removesuffix(".__main__")
     return name if name.startswith("osu_like_bench") else "osu_like_bench"
 
 
 def describe() -> dict[str, Any]:
-    """The machine, the software and the command line."""
+    """Return a description of the machine, the software and the command line."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", _program(), *sys.argv[1:]]),
@@ -63,7 +63,7 @@ def describe() -> dict[str, Any]:
 
 
 def describe_mpi() -> str:
-    """The MPI library's name and version, if it runs the ranks."""
+    """Return the MPI library's name and version, or ``"no MPI"`` if another launcher has set RANK."""
     if "RANK" in os.environ:
         return "no MPI"
     from mpi4py import MPI

@@ -1,12 +1,12 @@
-"""Compression inside send and receive: what a library that only wraps point-to-point messages can do.
+"""Allreduces that compress inside send and receive, as a library that only wraps point-to-point messages can.
 
-Every hop encodes, sends the wire while it waits for the one that comes in, decodes that fully and then adds it with
-NumPy. Where the collectives of compcoll forward a wire as it came, these decode and encode it again. The codec's
-kernels are the same, and buffers are made once. Ranks do not end with the same bits: an owner keeps the values that the
-others get with one more loss at every hop.
+Each hop encodes, sends the wire while it receives another one, decodes that wire and then adds it with NumPy. When
+compcoll's collectives forward a received wire, these allreduces decode and encode it again. They use the same kernels,
+and allocate buffers once. Ranks do not get the same bits: the owner of a chunk keeps its own values, while every hop
+adds an encoding error for other ranks.
 
 Q. Zhou et al., "Accelerating MPI AllReduce Communication with Efficient GPU-Based Compression Schemes on Modern GPU
-Clusters", ISC 2024, has both as baselines.
+Clusters", ISC 2024, uses both algorithms as baselines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .data import Array
 
 
 class CompressedMessages:
-    """Blocking messages that are encoded on their way.
+    """Sends and receives blocking messages that are encoded.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class CompressedMessages:
         self.raw_nbytes = 0
 
     def exchange(self, values: Array, dest: int, into: Array, source: int) -> None:
-        """Send values and receive others."""
+        """Send values to ``dest`` while receiving others from ``source``."""
         nbytes = self._encode(values)
         self._comm.Sendrecv(
             [self._outgoing, nbytes, MPI.BYTE], dest, 0, [self._incoming, MPI.BYTE], source, 0, self._status
@@ -50,11 +50,11 @@ class CompressedMessages:
         self._decode(into)
 
     def send(self, values: Array, dest: int) -> None:
-        """Send values."""
+        """Encode values and send them."""
         self._comm.Send([self._outgoing, self._encode(values), MPI.BYTE], dest)
 
     def recv(self, into: Array, source: int) -> None:
-        """Receive values."""
+        """Receive values and decode them."""
         self._comm.Recv([self._incoming, MPI.BYTE], source, 0, self._status)
         self._decode(into)
 
@@ -70,7 +70,7 @@ class CompressedMessages:
 
 
 def _stored(values: Array) -> Array:
-    """Memory as kernels take it: halves as uint16."""
+    """View an array as kernels need it: 16-bit floats as uint16."""
     return values.view(np.uint16) if values.itemsize == 2 else values
 
 
@@ -82,9 +82,9 @@ class Ring:
     comm, coder
         As of `CompressedMessages`.
     block : int
-        Values of the codec's block, of which bounds of chunks are multiples.
+        Number of values in the codec's block. Chunks begin and end at multiples of it.
     like : numpy.ndarray
-        An array of the shape and type that will be reduced.
+        An array with the shape and type of those to reduce.
     """
 
     def __init__(self, comm: MPI.Intracomm, coder: Coder, block: int, like: Array) -> None:
@@ -112,8 +112,8 @@ class Ring:
 class RecursiveDoubling:
     """Recursive doubling allreduce: exchanges of the whole buffer with partners at distance 1, 2, 4 …
 
-    When p is not a power of two, even ranks of the first 2(p - 2^⌊log2 p⌋) hand their values to the odd rank above, and
-    get the result back.
+    If p is not a power of two, each even rank below 2(p - 2^⌊log2 p⌋) sends its values to the next odd rank, and gets
+    the result back.
 
     Parameters are those of `Ring`.
     """
@@ -152,4 +152,4 @@ ALLREDUCE: dict[str, type[Ring] | type[RecursiveDoubling]] = {
     "p2p_ring": Ring,
     "p2p_recursive_doubling": RecursiveDoubling,
 }
-"""Contenders that compress point to point."""
+"""Contenders that compress inside send and receive."""

@@ -1,4 +1,4 @@
-"""Buffers in GPU memory, and how calls and kernels are timed there."""
+"""Buffers in GPU memory, and timing of calls and kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _IN_A_ROW = 10
 
 
 def check(command: str, contenders: str = "") -> str:
-    """The name of the GPU.
+    """Return the name of the GPU.
 
     Raises
     ------
     UsageError
-        If there is none, or if that cannot be measured there.
+        If there is no GPU, or if the command or a contender does not support GPUs.
     """
     if command == "allgatherv" or "p2p" in contenders:
         raise UsageError("--device cuda: allgatherv and the p2p contenders are for host memory")
@@ -30,12 +30,12 @@ def check(command: str, contenders: str = "") -> str:
 
 
 class Buffers:
-    """A collective's input and output in GPU memory, beside those on the host where values come from and go to.
+    """A collective's input and output in GPU memory, which are copies of arrays on the host.
 
     Parameters
     ----------
     x, out : numpy.ndarray
-        On the host, of shape (parts, m).
+        Input and output on the host, of shape (parts, m).
     """
 
     def __init__(self, x: Array, out: Array) -> None:
@@ -47,19 +47,19 @@ class Buffers:
         self.seconds = 0.0
 
     def upload(self) -> None:
-        """Let the output be what it is on the host."""
+        """Copy the output from the host to the GPU."""
         self.out.set(self._host_out)
 
     def download(self) -> None:
-        """Take the output to the host."""
+        """Copy the output to the host."""
         self._host_out[...] = self.out.get()
 
     def fetch(self, x: Array) -> None:
-        """Take the input to the host."""
+        """Copy the input to ``x`` on the host."""
         self.x.get(out=x)
 
     def timed(self, run: Callable[[], Any]) -> Callable[[], None]:
-        """A call that ends when the GPU is done; ``seconds`` is what its events say that the last one took."""
+        """Wrap a call so that it waits for the GPU, and stores its time by the GPU's events in ``seconds``."""
         cuda = self._cupy.cuda
         begin, end = cuda.Event(), cuda.Event()
 
@@ -74,7 +74,7 @@ class Buffers:
 
 
 def seconds_of_kernels(work: Callable[[], Any]) -> float:
-    """Time kernels by the GPU's events: several in a row, so that launching one is hidden behind another."""
+    """Time kernels by the GPU's events, in seconds. Several run in a row, to hide the time of launching them."""
     import cupy
 
     begin, end = cupy.cuda.Event(), cupy.cuda.Event()

@@ -1,4 +1,4 @@
-"""The command line's arguments: their types, and the parser of all commands."""
+"""Parse the command line: types of arguments, and the parser of all commands."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _USUAL_STEPS = (
 )
 
 SMALLEST, LARGEST = 1, 1 << 20
-"""OSU's defaults of the smallest and the largest size, in bytes."""
+"""OSU's default smallest and largest size, in bytes."""
 
 Range = tuple[int | None, int | None]
-"""Smallest and largest size; None where the user left it open."""
+"""Smallest and largest size in bytes; None for a default."""
 
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
 
 
 def argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Make a type for argparse that keeps the message of a `UsageError`."""
+    """Wrap a parsing function as a type for argparse that shows the messages of its errors."""
 
     def convert(text: str) -> Any:
         try:
@@ -60,7 +60,7 @@ def argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def at_least(low: float, number: Callable[[str], float]) -> Callable[[str], float]:
-    """Make a type for argparse that accepts numbers, int or float, from a limit on."""
+    """Return a type for argparse that accepts numbers of type ``number`` (int or float) of at least ``low``."""
 
     def parse(text: str) -> float:
         try:
@@ -76,7 +76,7 @@ def at_least(low: float, number: Callable[[str], float]) -> Callable[[str], floa
 
 
 def known_names(text: str, known: Iterable[str], complaint: str) -> list[str]:
-    """Split names at commas.
+    """Split names at commas, and check that they are known.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def known_names(text: str, known: Iterable[str], complaint: str) -> list[str]:
     known : iterable of str
         The names that exist.
     complaint : str
-        The error's message for any other name, with ``{name!r}`` and ``{known}`` in it.
+        The error message for an unknown name; may contain ``{name!r}`` and ``{known}``.
     """
     names = [name.strip() for name in text.split(",")]
     for name in names:
@@ -113,16 +113,16 @@ def parse_range(text: str) -> Range:
 
 
 def sweeps(ranges: Sequence[Range], itemsize: int, smallest: int = SMALLEST, largest: int = LARGEST) -> list[int]:
-    """List all sizes of some ranges: in each, from the smallest, doubling, to the largest.
+    """Return the sizes of all ranges. In each range, sizes double from the smallest to the largest.
 
     Parameters
     ----------
     ranges : sequence of Range
-        As `parse_ranges` returns them.
+        The ranges.
     itemsize : int
-        Bytes of an element, of which sizes are multiples.
+        Bytes of an element. Sizes must be multiples of it.
     smallest, largest : int
-        Where a range is open.
+        Defaults for ranges without a smallest or largest size.
     """
     sizes: list[int] = []
     for low, high in ranges:
@@ -143,7 +143,10 @@ def is_first() -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that prints on rank 0 only, and gives only rank 0 a status: others would end the job before it."""
+    """A parser for all ranks. Only rank 0 prints, and only it exits with an error status.
+
+    If other ranks exited with an error status, the launcher could end the job before rank 0 prints.
+    """
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if is_first():
@@ -172,9 +175,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     for name in _COLLECTIVES:
         _add_collective(command(name, f"{name}, compressed and MPI's own"), reduces="reduce" in name)
-    uneven = command("allgatherv", "allgatherv of unlike contributions, and MPI's own")
+    uneven = command("allgatherv", "allgatherv of contributions of different lengths, and MPI's own")
     _add_collective(uneven, reduces=False)
-    spread = "contributions: equal, growing with the rank, or all of it rank 0's (default: %(default)s)"
+    spread = "lengths of contributions: equal, growing with the rank, or only rank 0's (default: %(default)s)"
     uneven.add_argument("--spread", choices=("equal", "linear", "one"), default="linear", help=spread)
     selection = command("selection", "time to find the largest elements, in one process")
     _add_sizes(selection, "64K to 256M")
@@ -183,8 +186,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_codecs(command("codecs", "speed of the codecs, in one process without mpirun"))
     _add_ddp(command("ddp", "a training step of PyTorch's DistributedDataParallel"))
     plot = command("plot", "curves of latency and speed-up, or a page, from --json files")
-    plot.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what --json wrote")
-    to = "such as plot.png, or a page: plot.html"
+    plot.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="files written by --json")
+    to = "the picture, such as plot.png, or a page: plot.html"
     plot.add_argument("-o", "--output", type=Path, required=True, metavar="PICTURE", help=to)
     _add_statistic(plot, "median")
     return parser
@@ -193,17 +196,17 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_collective(parser: argparse.ArgumentParser, *, reduces: bool) -> None:
     _add_sizes(parser, "one element to 1M")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--algorithm", metavar="NAME", help="the one contender (default: auto)")
+    which.add_argument("--algorithm", metavar="NAME", help="the only contender (default: auto)")
     names = (
-        "contenders in turns, ratios to the first: native (mpi4py's call), an algorithm, an algorithm with "
-        "_uncompressed, _one_thread (of each kernel) or both, or (allreduce) p2p_ring, p2p_recursive_doubling, which "
-        "compress inside send and receive, gloo, gloo_fp16 (of PyTorch), native_nonblocking, auto_nonblocking or what "
-        "other packages register"
+        "contenders, timed alternately, with ratios to the first: native (mpi4py's call), or an algorithm, which may "
+        "end with _uncompressed, _one_thread (for each kernel) or both. For allreduce also: p2p_ring and "
+        "p2p_recursive_doubling, which compress inside send and receive, PyTorch's gloo and gloo_fp16, "
+        "native_nonblocking, auto_nonblocking, and contenders of other packages"
     )
     which.add_argument("--compare", metavar="NAMES", help=names)
-    full = "show the fastest, median, 99th percentile, slowest and number of iterations, too"
+    full = "also show the fastest, median, 99th percentile, slowest and number of iterations"
     parser.add_argument("-f", "--full", action="store_true", help=full)
-    columns = f"all, or some of {','.join(COLUMNS)}"
+    columns = f"more columns: all, or some of {','.join(COLUMNS)}"
     parser.add_argument("--show", type=argument(_columns), default=[], metavar="COLUMNS", help=columns)
     if reduces:
         parser.add_argument("--op", choices=("sum", "mean"), default="sum", help="reduction (default: %(default)s)")
@@ -233,7 +236,7 @@ def _columns(text: str) -> list[str]:
 def _add_codecs(parser: argparse.ArgumentParser) -> None:
     bytes_of = argument(parse_bytes)
     parser.add_argument("--size", type=bytes_of, default="32M", help="uncompressed bytes (default: %(default)s)")
-    sets = "best (default), all, or names separated by commas"
+    sets = "instruction sets: best (default), all, or names separated by commas"
     parser.add_argument("--instruction-set", default="best", metavar="NAMES", help=sets)
     parser.add_argument("--threads", type=at_least(1, int), default=1, help="threads of a kernel (default: 1)")
     _add_device(parser)
@@ -244,55 +247,57 @@ def _add_codecs(parser: argparse.ArgumentParser) -> None:
 def _add_ddp(parser: argparse.ArgumentParser) -> None:
     add, count, number = parser.add_argument, at_least(1, int), at_least(0, float)
     names = (
-        "contenders in turns, ratios to the first: gloo, gloo+HOOK (PyTorch's fp16, bf16, powersgd:rank=2, "
-        "batched_powersgd:rank=2, quantization), backend (DDP on the process group compcoll), compcoll (exact), "
-        "compcoll+CODEC such as compcoll+minmax:bits=4, "
-        "group and group+CODEC (the same over gloo, also under mpirun), acpsgd:rank=4, powersgd:rank=4, ssgd "
-        "(compcoll's, on gloo; also :overlap=False, :buffer_mb=0, :ddp=True), "
-        "powersgd-late (right factors leave when back-propagation has ended) (default: %(default)s)"
+        "contenders, timed alternately, with ratios to the first: gloo, gloo+HOOK (PyTorch's fp16, bf16, "
+        "powersgd:rank=2, batched_powersgd:rank=2, quantization), backend (DDP on the process group compcoll), "
+        "compcoll (exact), compcoll+CODEC such as compcoll+minmax:bits=4, "
+        "group and group+CODEC (as compcoll, but over gloo even under mpirun), acpsgd:rank=4, powersgd:rank=4, ssgd "
+        "(compcoll's, on gloo; also with :overlap=False, :buffer_mb=0, :ddp=True), "
+        "powersgd-late (sends right factors after back-propagation) (default: %(default)s)"
     )
     add("--compare", default=_USUAL_STEPS, metavar="NAMES", help=names)
     models = ("perceptron", "resnet50", "resnet152", "bert-base", "bert-large")
-    kind = "a perceptron, or a network's shapes and a back-propagation that only takes time (default: %(default)s)"
+    kind = "a perceptron, or a network's shapes with a back-propagation that only sleeps (default: %(default)s)"
     add("--model", choices=models, default="perceptron", help=kind)
-    backward = "a network's back-propagation; its forward pass takes half of that (default: %(default)g)"
+    backward = "time of a network's back-propagation, twice that of its forward pass (default: %(default)g)"
     add("--backward", type=number, default=200.0, metavar="MS", help=backward)
-    parameters = "of the perceptron, about (default: %(default)g)"
+    parameters = "approximate parameters of the perceptron (default: %(default)g)"
     add("--parameters", type=at_least(1, float), default=25e6, help=parameters)
     add("--batch", type=count, default=8, help="examples of a rank (default: 8)")
-    add("--bucket", type=number, default=25.0, metavar="MB", help="uncompressed buckets (default: %(default)g)")
+    add(
+        "--bucket", type=number, default=25.0, metavar="MB", help="uncompressed size of a bucket (default: %(default)g)"
+    )
     add("--threads", type=count, help="threads of a rank (default: its share of the cores)")
-    loaders = "processes beside each rank that keep a core busy each, as a DataLoader's workers do (default: 0)"
+    loaders = "busy processes beside each rank, like a DataLoader's workers (default: 0)"
     add("--loaders", type=at_least(0, int), default=0, metavar="L", help=loaders)
-    add("--algorithm", default="auto", help="compcoll's (default: auto)")
-    add("--no-feedback", action="store_true", help="drop residuals: what compression loses")
+    add("--algorithm", default="auto", help="compcoll's algorithm (default: auto)")
+    add("--no-feedback", action="store_true", help="drop the residuals of compression")
     add("--seed", type=at_least(0, int), default=0, help="of model and examples (default: 0)")
     _add_measuring(parser)
     _add_statistic(parser, "median")
 
 
 def _add_sizes(parser: argparse.ArgumentParser, default: str) -> None:
-    sizes = f"from MIN, doubling, to MAX, or one size; several with commas; suffixes K, M, G (default: {default})"
+    sizes = f"from MIN, doubling, to MAX, or one size; or several, with commas; suffixes K, M, G (default: {default})"
     how: dict[str, Any] = {"type": argument(parse_ranges), "default": ((None, None),), "metavar": "MIN:MAX"}
     parser.add_argument("-m", "--message-size", **how, help=f"bytes: {sizes}")
 
 
 def _add_values(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that encode or send values drawn at random, or a file's."""
+    """Add the options for the values to encode or send, and for the codec."""
     values = parser.add_argument_group("values")
     values.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
-    kinds = f"values: {', '.join(data.KINDS)}, or FILE.npy, such as train_ddp.py --gradients (default: %(default)s)"
+    kinds = f"{', '.join(data.KINDS)}, or FILE.npy, for example from train_ddp.py --gradients (default: %(default)s)"
     values.add_argument("--data", type=argument(data.kind_of), default="normal", metavar="KIND", help=kinds)
     values.add_argument("--seed", type=at_least(0, int), default=0, help="of random values (default: 0)")
     add_codec_options(parser.add_argument_group("codec"), f"what to compress with: none, {', '.join(list_codecs())}")
 
 
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that measure."""
+    """Add the options for measuring and for output files."""
     measuring = parser.add_argument_group("measuring")
-    measuring.add_argument("-x", "--warmup", type=at_least(0, int), help="rounds before the clock runs")
-    measuring.add_argument("-i", "--iterations", type=at_least(1, int), help="timed rounds at most")
-    cap = "seconds for each measurement; 0: no limit, as with -i"
+    measuring.add_argument("-x", "--warmup", type=at_least(0, int), help="rounds before the timed ones")
+    measuring.add_argument("-i", "--iterations", type=at_least(1, int), help="maximum number of timed rounds")
+    cap = "time limit of a measurement in seconds; 0 for no limit, which is the default with -i"
     measuring.add_argument("--time-cap", type=at_least(0, float), metavar="S", help=cap)
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="write all records as JSON")
@@ -301,7 +306,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_statistic(parser: argparse.ArgumentParser, default: str) -> None:
-    shown = "of the iterations, to be shown (default: %(default)s)"
+    shown = "statistic of the iterations to show (default: %(default)s)"
     parser.add_argument("--statistic", choices=list(STATISTICS), default=default, help=shown)
 
 

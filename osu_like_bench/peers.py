@@ -1,8 +1,8 @@
-"""Allreduces that entry points of the group `GROUP` name, as contenders; gloo's and nonblocking ones are defined here.
+"""Peers: contenders from entry points of the group `GROUP`. Those for gloo and nonblocking allreduces are defined here.
 
-An entry point names a function of (comm, x, out) that returns the call to time, which adds all ranks' x, a flat NumPy
-array, into out. If the call compresses, the function has an attribute ``codec``: the compcoll codec whose error bound
-holds for each of its steps. Otherwise results must be exact but for rounding.
+An entry point names a function of (comm, x, out). It returns the call to time, which adds the flat NumPy arrays x of
+all ranks and stores the sum in out. If the call compresses, the function has an attribute ``codec``: the compcoll codec
+whose error bound holds for each step of the call. Otherwise results must be exact up to rounding.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ GROUP = "osu_like_bench.contenders"
 
 
 Peer = Callable[[MPI.Intracomm, Array, Array], Callable[[], Any]]
-"""The function that an entry point names: prepares buffers and returns the call."""
+"""The function that an entry point names. It prepares buffers and returns the call."""
 
 
 @lru_cache
 def names() -> tuple[str, ...]:
-    """The installed peers' names."""
+    """Return the names of the installed peers."""
     return tuple(sorted(point.name for point in entry_points(group=GROUP)))
 
 
 @lru_cache
 def load(name: str) -> Peer:
-    """Load the installed peer of one of `names`; raise `UsageError` if it cannot be imported."""
+    """Load an installed peer by its name; raise `UsageError` if it cannot be imported."""
     (found,) = entry_points(group=GROUP, name=name)
     try:
         peer: Peer = found.load()
@@ -49,32 +49,32 @@ def load(name: str) -> Peer:
 
 
 def codec_of(peer: Peer) -> Codec | None:
-    """The codec whose error bound a peer keeps at each step; None if it is exact."""
+    """Return the codec whose error bound holds for each step of a peer; None if the peer is exact."""
     codec = getattr(peer, "codec", None)
     if codec is not None and not isinstance(codec, Codec):
-        raise UsageError(f"a contender's codec is one of compcoll's, not {codec!r}")
+        raise UsageError(f"a contender's attribute codec must be one of compcoll's, not {codec!r}")
     return codec
 
 
 def native_nonblocking(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
-    """Add up by MPI's own nonblocking allreduce."""
+    """Prepare MPI's own nonblocking allreduce."""
     _check_dtype("native_nonblocking", x, ("float32", "float64"))
     return lambda: comm.Iallreduce(x, out).Wait()
 
 
 def auto_nonblocking(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
-    """Add up, uncompressed, by what `compcoll.iallreduce` chooses: a rank must not block in MPI then."""
+    """Prepare an uncompressed `compcoll.iallreduce`. Its choice of algorithm excludes those that block in MPI."""
 
     def call() -> None:
         compcoll.iallreduce(x, out=out, comm=comm).wait()
 
-    for _ in range(1 + AT_ONCE):  # each call under way has memory of its own, which is allocated at first use
+    for _ in range(1 + AT_ONCE):  # allocate the memory of all calls that can be in flight
         call()
     return call
 
 
 def gloo(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
-    """Add up by PyTorch's gloo, which does it in place, so that copying the input counts."""
+    """Prepare an allreduce by PyTorch's gloo. It works in place, so the copy of the input is timed, too."""
     _check_dtype("gloo", x, ("float16", "float32", "float64"))
     _start_gloo()
     import torch
@@ -89,7 +89,7 @@ def gloo(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
 
 
 def gloo_fp16(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
-    """Add up in halves over gloo, as PyTorch's `fp16_compress_hook` does with gradients."""
+    """Prepare an allreduce in float16 over gloo, as PyTorch's `fp16_compress_hook` does for gradients."""
     _check_dtype("gloo_fp16", x, ("float32", "float64"))
     _start_gloo()
     import torch
@@ -109,13 +109,13 @@ gloo_fp16.codec = Cast("float16")  # type: ignore[attr-defined]
 
 def _check_dtype(name: str, x: Array, dtypes: Sequence[str]) -> None:
     if x.dtype.name not in dtypes:
-        raise UsageError(f"{name} adds {', '.join(dtypes)} only, not {x.dtype.name}: choose another --dtype")
+        raise UsageError(f"{name} can only add {', '.join(dtypes)}, not {x.dtype.name}: choose another --dtype")
 
 
 def _start_gloo() -> None:
-    """Make gloo PyTorch's default process group, of MPI's ranks, unless there is one."""
+    """Initialize PyTorch's default process group with gloo, unless it is initialized."""
     if find_spec("torch") is None:
-        raise UsageError("gloo's contenders need PyTorch: pip install 'compcoll[torch]'")
+        raise UsageError("contenders gloo and gloo_fp16 need PyTorch: pip install 'compcoll[torch]'")
     import torch.distributed as dist
 
     from .training.processes import start
@@ -125,7 +125,7 @@ def _start_gloo() -> None:
 
 
 def leave_groups() -> None:
-    """End the process group of gloo's contenders, if there is one; all ranks together."""
+    """End the process group of the gloo contenders, if there is one. Collective."""
     if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
         from .training.processes import leave
 

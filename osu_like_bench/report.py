@@ -1,7 +1,7 @@
-"""Records as tables on the terminal, JSON and CSV; and one line on what was faster, by how much, and why.
+"""Show records as tables on the terminal, as JSON and as CSV. `verdict` sums them up: what was faster, and why.
 
-A record is what one contender did in one setting, as a dict that ``--json`` writes as it is; docs/benchmark.md explains
-its fields. Bandwidths are in 1e9 bytes a second, times in the unit that ends their names.
+A record is a dict with the results of one contender in one setting, which ``--json`` writes unchanged;
+docs/benchmark.md explains its fields. Bandwidths are in 1e9 bytes per second; a time's name ends with its unit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Record = dict[str, Any]
 
 STATISTICS = {"mean": ("Avg", "avg_us"), "median": ("Median", "median_us"), "p99": ("P99", "p99_us")}
 STATISTICS["min"] = ("Min", "min_us")
-"""Statistics of the iterations that tables can show, as head and field of a record."""
+"""Statistics of the iterations that tables can show: the column's head, and the field of a record."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Column:
     Attributes
     ----------
     head : str
-        Its name on the first line.
+        The column's name on the first line.
     value : str or callable
         A field, or a function of a record; "-" is shown for None.
     width : int
         Characters; negative for text aligned to the left.
     form : str
-        How the value is formatted.
+        Format specification of the value.
     """
 
     head: str
@@ -54,17 +54,17 @@ class Column:
     form: str = ""
 
     def cell(self, record: Mapping[str, Any]) -> str:
-        """Format a record's value, as wide as the column."""
+        """Format a record's value and pad it to the column's width."""
         value = record.get(self.value) if isinstance(self.value, str) else self.value(record)
         return self.aligned("-" if value is None else format(value, self.form))
 
     def aligned(self, text: str) -> str:
-        """Fill a text up to the column's width."""
+        """Pad a text to the column's width."""
         return text.ljust(-self.width) if self.width < 0 else text.rjust(self.width)
 
 
 class Table:
-    """Lines of a table: a head, and one for each record."""
+    """Formats the lines of a table: a head, and a line for each record."""
 
     def __init__(self, *columns: Column) -> None:
         self.columns = columns
@@ -87,22 +87,22 @@ COLUMNS: Mapping[str, Column] = {
     "different": Column("#different", "different", 12),
     "ran": Column("Ran", lambda r: r["algorithm"] + " (uncompressed)" * (r["codec"] is None), 36),
 }
-"""What ``--show`` can add to the times."""
+"""Columns that ``--show`` can add to the times."""
 
 
 class SweepTable(Table):
-    """A table in OSU's form: one row a record, or one a size with the contenders side by side.
+    """A table in OSU's form: one row per record, or one row per size with the contenders side by side.
 
     Parameters
     ----------
     names : sequence of str
-        The contenders; ratios compare the others with the first.
+        The contenders. Ratios compare the others with the first.
     statistic : str
         One of `report.STATISTICS`.
     full : bool
         Whether to show minimum, maximum, median, 99th percentile and number of iterations.
     show : sequence of str
-        More columns, of `COLUMNS`.
+        Additional columns, from `COLUMNS`.
     """
 
     def __init__(self, names: Sequence[str], statistic: str, full: bool, show: Sequence[str]) -> None:
@@ -136,7 +136,7 @@ class SweepTable(Table):
 
 
 class Progress:
-    """A bar on a terminal, if tqdm is installed, and lines above it.
+    """Prints lines, and shows a progress bar below them if stderr is a terminal and tqdm is installed.
 
     Attributes
     ----------
@@ -160,7 +160,7 @@ class Progress:
             self._bar.close()
 
     def print(self, *lines: str) -> None:
-        """Print lines, on the rank that prints."""
+        """Print lines, unless ``quiet``."""
         for line in lines if not self.quiet else ():
             if self._bar is not None:
                 self._bar.write(line, file=sys.stdout)
@@ -168,14 +168,14 @@ class Progress:
                 print(line, flush=True)
 
     def step(self, what: str) -> None:
-        """Show what comes next."""
+        """Advance the bar and show the name of the next step."""
         if self._bar is not None:
             self._bar.set_description(what, refresh=False)
             self._bar.update()
 
 
 def plain(value: Any, digits: int = 17) -> Any:
-    """Return a value that JSON can hold, its floats with so many significant digits; NaN and infinity as None."""
+    """Convert a value for JSON: round floats to ``digits`` significant digits; replace NaN and infinity by None."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -184,10 +184,10 @@ def plain(value: Any, digits: int = 17) -> Any:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse files that cannot be written, before anything is measured."""
+    """Raise `UsageError` if a file cannot be written, before anything is measured."""
     for path in paths:
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise UsageError(f"{path} cannot be written: a file in a folder that exists is needed")
+            raise UsageError(f"{path} cannot be written: give a file in an existing folder")
 
 
 def complaints(records: Sequence[Record]) -> list[str]:
@@ -204,17 +204,17 @@ def complaints(records: Sequence[Record]) -> list[str]:
 
 
 def content(kind: str, run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:
-    """Return records and the run's description, as JSON and pages hold them."""
+    """Return a run's description and records in the form of ``--json``."""
     return {"schema": SCHEMA, "kind": kind, "run": plain(run), "results": plain(records)}
 
 
 def write_json(path: Path, written: Mapping[str, Any]) -> None:
-    """Write what `content` returned."""
+    """Write the result of `content` as JSON."""
     path.write_text(json.dumps(written, indent=1) + "\n")
 
 
 def write_csv(path: Path, run: Mapping[str, Any], records: Sequence[Record]) -> None:
-    """Write records as CSV: one row each, with the run's description."""
+    """Write records as CSV. Each row also holds the run's description."""
     rows = [_flat(record) | _flat(run) for record in records]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
@@ -223,7 +223,7 @@ def write_csv(path: Path, run: Mapping[str, Any], records: Sequence[Record]) -> 
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as names joined by underscores."""
+    """Flatten nested mappings: join the names by underscores."""
     flat: dict[str, Any] = {}
     for name, value in mapping.items():
         flat |= _flat(value, f"{prefix}{name}_") if isinstance(value, Mapping) else {prefix + name: value}
@@ -231,22 +231,23 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 _ABOUT = 1.03
-"""How many times as fast as the first contender, or as short, something must be to count as faster, or as shorter."""
+"""A contender counts as faster, or a wire as shorter, if it is at least so many times as fast, or as short."""
 
 _MOST_RANGES = 4
-"""Ranges of sizes that are told one by one; of more, how many sizes each contender was fastest at."""
+"""`verdict` lists up to so many ranges of sizes. Otherwise it counts the sizes at which each contender was fastest."""
 
 
 def verdict(records: Sequence[Record], statistic: str) -> str:
-    """Say which contender was fastest at which sizes, how much faster than the first one, and why; if one that
-    compresses was not fastest at the largest size, what became of it there.
+    """Return a line that says which contender was fastest at which sizes, how much faster than the first, and why.
+
+    If no compressing contender is fastest at the largest size, the line also says why not.
 
     Parameters
     ----------
     records : sequence of Record
-        Of a sweep: all contenders at one size after the other.
+        The records of a sweep, in the order of sizes.
     statistic : str
-        One of `report.STATISTICS`, by which they are compared.
+        The statistic to compare, one of `report.STATISTICS`.
     """
     by_size = [list(rows) for _, rows in groupby(records, key=itemgetter("size"))]
     best = [_fastest(rows, statistic) for rows in by_size]
@@ -265,13 +266,13 @@ def _time(record: Record, statistic: str) -> float:
 
 
 def _fastest(rows: Sequence[Record], statistic: str) -> Record:
-    """The fastest, or the first if none is clearly faster."""
+    """Return the record of the fastest contender; of the first contender if none is clearly faster."""
     least = min(rows, key=lambda record: _time(record, statistic))
     return least if _time(rows[0], statistic) > _ABOUT * _time(least, statistic) else rows[0]
 
 
 def _ranges(best: Sequence[Record]) -> list[str]:
-    """Who was fastest, from which size to which."""
+    """Return a text with the fastest contenders and their ranges of sizes."""
     runs = [list(run) for _, run in groupby(best, key=itemgetter("contender"))]
     if len(runs) > _MOST_RANGES:
         names = dict.fromkeys(record["contender"] for record in best)
@@ -293,7 +294,7 @@ def _range(run: Sequence[Record], best: Sequence[Record]) -> str:
 
 
 def _gain(own: Sequence[Record], first: str, why: str) -> str:
-    """How much faster than the first one some were, and by what."""
+    """Return a text with the speedup of some contenders over the first one, and its reason."""
     names = list(dict.fromkeys(record["contender"] for record in own))
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     least, most = (f"{end(record['speedup'] for record in own):.1f}" for end in (min, max))
@@ -309,7 +310,7 @@ def _why(record: Record) -> str:
 
 
 def _why_not(coded: Record, statistic: str) -> str:
-    """What the fastest one that compresses did at the largest size."""
+    """Return a text with the bytes and times of a compressing contender that was not the fastest."""
     whole, work = _time(coded, statistic), 1e6 * (coded["seconds"]["encode"] + coded["seconds"]["decode"])
     return (
         f"{coded['contender']} sends {coded['ratio']:.1f} times fewer bytes, but encodes and decodes for "

@@ -1,10 +1,10 @@
-"""Time to find the largest elements of a buffer: every selector, NumPy's, torch's, and passes over memory.
+"""Time methods to find the largest elements of a buffer: compcoll's selectors, NumPy, torch, and passes over memory.
 
 A record's ``method`` is a selector, ``strom`` (a known threshold) or ``randomk``; ``argpartition`` (NumPy) or ``topk``
 (torch); ``copy`` (memory to memory) or ``read`` (one pass that counts). Times are means over ``draws`` buffers.
-``chosen`` is the number of elements chosen in the last buffer. ``wrong`` counts, over all buffers, elements among the k
-largest that were left out, and those beyond what the method allows. ``versus_copy`` and ``versus`` are the others'
-median times by this one's.
+``chosen`` is the number of elements chosen in the last buffer. ``wrong`` counts errors in all buffers: elements of the
+k largest that are missing, and elements in excess of the method's limit. ``versus_copy`` and ``versus`` are the median
+times of the copy, and of NumPy and torch, divided by this method's.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from .report import Column, Progress, Record, Table
 from .timing import Limits, measure
 
 MOST: Mapping[str, float] = {"ldte": 1.5, "hierarchical": 2.0, "bisection": 2.0}
-"""The multiple of k elements that a selector may choose at most, where that is more than k."""
+"""Limits of selectors that may choose more than k elements, as a multiple of k."""
 
 RIVALS = ("argpartition", "topk")
 
 SMALLEST, LARGEST = 64 << 10, 256 << 20
-"""The smallest and the largest size in bytes, unless others are asked for."""
+"""The default smallest and largest size in bytes."""
 
 ITERATIONS, WARMUP, TIME_CAP = 51, 2, 0.3
 
 _DRAWS, _DRAWN = 8, 16 << 20
-"""Buffers of a size, and bytes of all of them: in a single small buffer a selector may be lucky."""
+"""Number of buffers of one size, and limit of their total bytes. In a single small buffer a selector may be lucky."""
 
 
 def _torch_topk(x: Array, k: int) -> Callable[[], Array]:
@@ -65,16 +65,16 @@ def _random(kernels: Selection, x: Array, k: int) -> Array:
 
 
 def methods(kernels: Selection, x: Array, k: int) -> dict[str, Callable[[], Any]]:
-    """List everything that can be timed on these values, by name.
+    """Return the methods to time on these values, by name.
 
     Parameters
     ----------
     kernels : Selection
-        compcoll's passes.
+        compcoll's kernels.
     x : numpy.ndarray
         The values.
     k : int
-        How many to choose.
+        Number of elements to choose.
     """
     target = np.ones_like(x)
     threshold = float(np.nextafter(np.partition(np.abs(x), x.size - k)[x.size - k], x.dtype.type(0)))
@@ -92,7 +92,7 @@ def methods(kernels: Selection, x: Array, k: int) -> dict[str, Callable[[], Any]
 
 
 def _wrong(name: str, x: Array, k: int, indices: Array) -> int:
-    """Count elements that should have been chosen and were not, and those that are too many."""
+    """Count missing elements, and elements in excess of the method's limit."""
     if name == "randomk":
         return abs(indices.size - k)
     chosen = np.zeros(x.size, np.bool_)
@@ -101,13 +101,13 @@ def _wrong(name: str, x: Array, k: int, indices: Array) -> int:
     least = magnitude[chosen].min() if indices.size else np.inf
     smaller = int(np.count_nonzero(magnitude[~chosen] > least))
     most = math.ceil(MOST.get(name, 1.0) * k) + (name in MOST)
-    # Of equal magnitudes a known threshold takes all.
+    # A known threshold selects all elements of equal magnitude.
     too_many = 0 if name == "strom" else max(indices.size - most, 0)
     return smaller + max(min(k, int(np.count_nonzero(x))) - int(indices.size), 0) + too_many
 
 
 def _of_size(kernels: Selection, size: int, density: float, arguments: argparse.Namespace) -> list[Record]:
-    """Measure all methods, in turns, on buffers of that many bytes."""
+    """Measure all methods alternately on buffers of ``size`` bytes."""
     n = size // DTYPES[arguments.dtype].itemsize
     k = math.ceil(density * n)
     draws = max(min(_DRAWS, _DRAWN // size), 1)
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
         raise UsageError("selection times every selector: give --density and --data, but no --codec")
     if arguments.dtype not in ("float32", "float64"):
         raise UsageError(
-            f"selection works on float32 and float64, which halves are computed on as: not {arguments.dtype}"
+            f"--dtype {arguments.dtype}: give float32 or float64 (selection converts 16-bit floats to float32)"
         )
     given = given_options(arguments).get("density", 0.001)
     try:

@@ -1,4 +1,4 @@
-"""A collective over a range of message sizes: measured, verified, and written down."""
+"""Measure and verify a collective over a range of message sizes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .report import Progress, Record, SweepTable, verdict
 from .timing import Limits, Times, measure
 
 LARGE = 8192
-"""OSU measures longer messages with fewer iterations."""
+"""Messages longer than this number of bytes have fewer iterations, as in OSU's benchmarks."""
 
 ITERATIONS, WARMUP = (1000, 100), (100, 10)
-"""OSU's numbers of iterations and of rounds before them, for small and for large messages."""
+"""OSU's numbers of iterations and of warm-up rounds, each for small and for large messages."""
 
 TIME_CAP = 1.0
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
     Returns
     -------
     tuple
-        The run's description, and records.
+        The run's description, and its records.
     """
     case = CASES[arguments.command]
     if case.spread:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
 
 
 def _check_dtype(codec: Codec, dtype: str, collective: str) -> None:
-    """Let the codec refuse an element type or a collective before anything runs."""
+    """Raise the codec's error for an unsupported element type before anything is measured."""
     if codec.additive and collective == "allreduce":
         codec.quantizer(HostDevice(), dtype, 2)
     else:
@@ -93,7 +93,7 @@ def _head(case: Case, codec: Codec | None, arguments: argparse.Namespace, about:
 
 @dataclass(frozen=True)
 class _Sweep:
-    """A collective on some ranks, as the command line asks for it."""
+    """Measures and verifies one collective with the options of the command line."""
 
     case: Case
     codec: Codec | None
@@ -110,7 +110,7 @@ class _Sweep:
         if not lengths:
             smallest = case.size(1, dtype.itemsize, p)
             raise UsageError(f"{case.name} on {p} ranks needs sizes of at least {smallest} bytes of {arguments.dtype}")
-        # Smaller messages are the beginning of the largest.
+        # Messages of all sizes use the beginning of the same buffers.
         whole_in, whole_out = (math.prod(shape) for shape in case.shapes(max(lengths), p, rank))
         x = data.make(arguments.data, whole_in, arguments.dtype, (arguments.seed, rank))
         out = np.empty(whole_out, dtype)
@@ -146,7 +146,7 @@ class _Sweep:
         return rows
 
     def _quality(self, contender: Contender, x: Any, out: Any, there: on_gpu.Buffers | None) -> Record:
-        """Run a contender once more, and return what it did and how exact the result is."""
+        """Run a contender once more, verify the result, and return the fields of a record."""
         self.case.prepare(x, out, self.ranks.comm.rank)
         if there is not None:
             there.upload()
@@ -157,7 +157,7 @@ class _Sweep:
             ran.seconds["device"] = there.seconds
         if self.case.spread:
             if contender.name != choose.NATIVE:
-                out[0] = returned  # the only collective without out=
+                out[0] = returned  # compcoll's allgatherv has no out=
             found = verify_moved(self.case, self.ranks.comm, x, out)
         else:
             found = self._verified(ran.algorithm, ran.codec, x, out)
@@ -174,10 +174,10 @@ class _Sweep:
         }
 
     def _verified(self, algorithm: str, codec: Codec | None, x: Any, out: Any) -> Verdict:
-        """Compare a result with the exact one, within the bounds of the codec and the algorithm that ran."""
+        """Compare a result with the exact one, by the error bounds of the codec and the algorithm that ran."""
         case, p, dtype = self.case, self.ranks.comm.size, x.dtype.name
         mean, terms = case.reduces and self.arguments.op == "mean", p if case.reduces else 1
-        # Integers are added without rounding, whatever the algorithm.
+        # Additive codecs add integers, without rounding in any algorithm.
         additive = codec is not None and codec.additive
         path = Encodings(1, 1) if additive else encodings_of(case.name, algorithm, p, self.ranks.nodes)
         allowed = result_bound(bound_of(codec, dtype, p), path, dtype, terms + mean)
@@ -186,7 +186,7 @@ class _Sweep:
 
 
 def _speed(case: Case, x: Any, out: Any, p: int, times: Times) -> Record:
-    """Return times, and bandwidths as nccl-tests defines them."""
+    """Return a record's times, and its bandwidths as nccl-tests defines them."""
     total = max(x.nbytes, out.nbytes)
     algbw = total / times.mean / 1e9
     return {"total_bytes": total, **times.fields(), "algbw": algbw, "busbw": algbw * case.busbw(p)}

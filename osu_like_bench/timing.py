@@ -1,4 +1,4 @@
-"""Contenders timed in turns, so that noise hits all of them equally."""
+"""Time contenders alternately, so that noise affects all of them equally."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import numpy.typing as npt
 Seconds = npt.NDArray[np.float64]
 
 FEWEST = 3
-"""Rounds that are timed even if the first takes longer than the time allowed."""
+"""Minimum number of timed rounds, whatever the time limit."""
 
 _LONGEST_BATCH = 64
-_BEYOND = 0.98  # half of the normal distribution's 1.96, as the count below the median has a variance of n/4
+_BEYOND = 0.98  # half of the normal distribution's 1.96: the number of values below the median has variance n/4
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Limits:
     Attributes
     ----------
     warmup, iterations : int
-        Rounds before the clock runs, and timed rounds at most.
+        Number of warm-up rounds, and maximum number of timed rounds.
     seconds : float
-        Time allowed for the timed rounds of one contender; a quarter of it for its warm-up.
+        Time limit for the timed rounds of one contender. Its warm-up has a quarter of it.
     """
 
     warmup: int
@@ -39,7 +39,7 @@ class Limits:
 
     @staticmethod
     def of(arguments: argparse.Namespace, warmup: int, iterations: int, time_cap: float) -> Limits:
-        """Return the command line's limits, or these defaults; who gives ``-i`` gets no time limit by default."""
+        """Return the limits of the command line, with these defaults. With ``-i``, the default is no time limit."""
         cap = time_cap if arguments.iterations is None else 0.0
         cap = cap if arguments.time_cap is None else arguments.time_cap
         return Limits(
@@ -58,8 +58,8 @@ class Times:
     p99 : float
         The 99th percentile.
     low, high : float
-        The median's 95 % confidence interval, whatever the distribution; minimum and maximum where there are too few
-        iterations for it (H. A. David, H. N. Nagaraja, "Order Statistics", 2003, section 7.1).
+        The median's 95 % confidence interval, for any distribution; minimum and maximum if there are too few iterations
+        (H. A. David, H. N. Nagaraja, "Order Statistics", 2003, section 7.1).
     """
 
     mean: float
@@ -73,7 +73,7 @@ class Times:
 
     @staticmethod
     def of(seconds: Seconds) -> Times:
-        """Summarise seconds, one value an iteration."""
+        """Compute the statistics of seconds, one value per iteration."""
         ordered, n = np.sort(seconds).tolist(), len(seconds)
         outside = max(int(n / 2 - _BEYOND * n**0.5), 0)
         return Times(
@@ -110,22 +110,22 @@ def measure(
     slowest: Callable[[Seconds], Seconds] = lambda seconds: seconds,
     clock: Callable[[Callable[[], Any]], float] = elapsed,
 ) -> list[Times]:
-    """Time some contenders in turns.
+    """Time contenders alternately.
 
-    Every round runs each contender once, after a barrier, in an order drawn anew: what one leaves in the caches helps
-    or hurts all others alike. The time of an iteration is that of the slowest rank. Ranks exchange times after a batch
-    of rounds, and so agree on when to stop.
+    Every round runs each contender once, after a barrier, in a new random order, so that the cache contents that one
+    leaves help or hurt all others equally. The time of an iteration is that of the slowest rank. Ranks exchange times
+    after each batch of rounds, and so agree on when to stop.
 
     Parameters
     ----------
     contenders : sequence of callable
-        What to time.
+        The functions to time.
     limits : Limits
-        How long.
+        Limits of rounds and time.
     barrier : callable
-        Lets no rank begin before all have arrived.
+        Waits for all ranks.
     slowest : callable
-        Replaces seconds by the largest of all ranks.
+        Takes seconds and returns the largest of all ranks, element by element.
     clock : callable
         Runs a contender and returns its seconds.
     """
@@ -135,7 +135,7 @@ def measure(
         done: list[Seconds] = []
         count, spent = 0, 0.0
         while count < most and (count < fewest or spent < seconds * len(contenders)):
-            # As many rounds as the time left allows, but at most as many as were tried already.
+            # The batch has as many rounds as the remaining time allows, but at most doubles the number of rounds.
             left = seconds * len(contenders) - spent
             affordable = left * count / spent if spent else 1
             batch = np.empty((int(max(min(affordable, count, most - count, _LONGEST_BATCH), 1)), len(contenders) + 1))

@@ -1,9 +1,8 @@
-"""``python -m osu_like_bench.waiting``: the CPU time that a rank burns while it waits for a late one.
+"""``python -m osu_like_bench.waiting``: measure the CPU time that ranks use while they wait for a late rank.
 
     mpirun -n 2 python -m osu_like_bench.waiting -m 4,1M --late 1
 
-Rank 0 sleeps before some calls. For each size, the program prints the most CPU time that another rank used in such a
-call.
+Rank 0 sleeps before some calls. For each size, the program prints the largest CPU time of another rank in such a call.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from .report import write_json
 
 
 def main() -> None:
-    """Measure, and print a line for each size."""
+    """Measure each size and print a line for it."""
     text, _, rest = (__doc__ or "").partition("\n\n")
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=text, epilog=rest, formatter_class=raw)
     parser.add_argument("-m", "--message-size", type=argument(parse_ranges), required=True, metavar="MIN:MAX")
-    parser.add_argument("--late", type=at_least(0, float), default=1.0, metavar="S", help="default: 1 second")
+    parser.add_argument("--late", type=at_least(0, float), default=1.0, metavar="S", help="delay (default: 1 second)")
     parser.add_argument("-i", "--iterations", type=at_least(1, int), default=3, help="late calls (default: 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results as JSON")
     arguments = parser.parse_args()
     ranks = Ranks()
     first = ranks.comm.rank == 0
@@ -48,7 +47,7 @@ def main() -> None:
 
 
 def _waited(ranks: Ranks, x: np.ndarray[Any, Any], out: np.ndarray[Any, Any], late: float) -> float:
-    """Return the CPU seconds of this process in a call for which rank 0 comes late."""
+    """Return the CPU seconds that this process uses in a call for which rank 0 is late."""
     ranks.comm.Barrier()
     if ranks.comm.rank == 0:
         time.sleep(late)

@@ -1,4 +1,4 @@
-"""Sources that report whether MPI accepts device memory: `compcoll.transports.library.gpu_awareness` asks them."""
+"""Find out whether MPI accepts device memory, for `compcoll.transports.library.gpu_awareness`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ assert (sent == received).all()
 
 
 class Awareness(NamedTuple):
-    """Whether MPI accepts device memory, and how that is known.
+    """Whether MPI accepts device memory.
 
     Attributes
     ----------
     aware : bool
-        Whether it does.
+        Whether MPI accepts device memory.
     how : str
-        The source of the answer.
+        The source of this answer.
     """
 
     aware: bool
@@ -38,7 +38,7 @@ class Awareness(NamedTuple):
 
 
 def ask_library() -> Awareness | None:
-    """Return the answer of Open MPI's or MPICH's extension; None if there is none."""
+    """Call the query function of Open MPI or MPICH; return None if the loaded MPI library has neither."""
     for path in mapped_files():
         if not Path(path).name.startswith(_LIBRARIES):
             continue
@@ -62,7 +62,7 @@ def mapped_files() -> list[str]:
 
 
 def self_test() -> Awareness:
-    """Return whether a child process, since it may crash, can send device memory to itself."""
+    """Test whether a process can send device memory to itself. A child process runs the test, since it may crash."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
     try:
         ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""The stream capture mode of compcoll's threads, set so that other threads can capture CUDA graphs."""
+"""Set the stream capture mode of compcoll's threads, so that other threads can capture CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _THREAD_LOCAL = 1
 
 
 class _Thread(threading.local):
-    """Whether this thread's mode needs no change. Python calls ``__init__`` in each thread."""
+    """Records whether this thread's mode needs no change. Python calls ``__init__`` once in each thread."""
 
     def __init__(self) -> None:
         self.mode_is_set = not threading.current_thread().name.startswith(THREADS)
@@ -26,7 +26,7 @@ _thread = _Thread()
 
 @functools.cache
 def _exchange() -> Callable[[Any], int] | None:
-    """Return the driver's function; None without a driver, or if CUDA is older than 10.1."""
+    """Return the driver's function that sets the mode; None without a driver, or if CUDA is older than 10.1."""
     try:
         return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     except (OSError, AttributeError):
@@ -40,5 +40,5 @@ def use_thread_local_capture_mode() -> None:
     thread (https://github.com/pytorch/pytorch/pull/148594). Threads of the user keep their mode.
     """
     if not _thread.mode_is_set:
-        exchange = _exchange()  # the driver may refuse a thread without a context: its next call tries again
+        exchange = _exchange()  # the call may fail in a thread without a context: the thread's next call tries again
         _thread.mode_is_set = exchange is None or exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL))) == 0

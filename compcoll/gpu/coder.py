@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 Array = Any
 
 CAST_TILE = 1024
-"""Values that a warp takes at a time in casts, instead of `TILE`."""
+"""Values that a warp processes at a time in casts; other kernels with tiles use `TILE`."""
 
-_TILE_THREADS = 128  # of a thread block whose warps take a tile each: few, so that small arrays make many blocks
-_MOST_TABLE_BLOCKS = 2112  # thread blocks of kernels that first copy a table: enough for 132 multiprocessors
+_TILE_THREADS = 128  # per thread block, if each warp processes a tile: few, so that short arrays give many blocks
+_MOST_TABLE_BLOCKS = 2112  # each block first copies a table: at most 16 blocks for each of 132 multiprocessors
 
 
 class DeviceCoder:
-    """A coder that runs kernels (the contract is `compcoll.codecs.base.Coder`).
+    """A coder that runs on a GPU; implements `compcoll.codecs.base.Coder`.
 
     Arrays need only their elements' alignment. Kernels run at full speed if arrays and wires begin at multiples of 16
-    bytes, as allocated memory does. A wire that is written must not overlap a wire that is read.
+    bytes, as newly allocated memory does. The wire to write must not overlap the wires to read.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ class DeviceCoder:
     variant, seed : int
         The codec's variant, and the seed of its random numbers.
     known : bool
-        Whether to use the program of this configuration only, if there is one.
+        Whether to use a program compiled for this configuration alone, if `configuration` returns one.
 
     Attributes
     ----------
     program : Program
-        The program with the kernels.
+        The CUDA program that contains the kernels.
     """
 
     fixed_size = True
@@ -66,15 +66,15 @@ class DeviceCoder:
         self._runtime, self._codec = runtime, codec
         self._storage = DTYPES[dtype].precision
         self._computed = computed_on(dtype).name
-        # Host and device share the wire format: only the host's code computes its length and checks parameters.
+        # Host and device share the wire format, so the host's coder computes lengths and checks the parameters.
         coder = _host.Coder(codec, first, second, variant, seed, self._storage, 0)
         self.wire_nbytes = coder.wire_nbytes
-        bits = coder.wire_nbytes(second) - coder.wire_nbytes(max(second - 8, 0))  # of 8 values, in bytes
+        bits = coder.wire_nbytes(second) - coder.wire_nbytes(max(second - 8, 0))  # bytes of 8 values
         alone = configuration(codec, first, second, bits, variant, dtype) if known else None
         self._tile = 0 if alone is None or codec == "zfp" else CAST_TILE if codec == "cast" else TILE
         self.program = program(codec, self._computed, alone)
         self._block = {"cast": 1, "zfp": 4}.get(codec, second)
-        # Blocked codecs first reduce all values of a block, which takes a team of threads.
+        # Codecs with blocks first reduce all values of a block: a team of threads does this.
         team = team_of(self._block) if self._block >= 8 else 1
         names = kernel_names(codec, self._computed)
         self._name = names[(first > 32) + (first > 64)] if codec == "zfp" else names[0]
@@ -104,7 +104,7 @@ class DeviceCoder:
     def _sum_of_many(
         self, n: int, add: Array | None, scale: float, wires: Sequence[Array]
     ) -> tuple[list[Launch], dict[str, Any]]:
-        """Return launches that add all but `MOST_WIRES` wires, and the parameters for the terms that remain."""
+        """Return launches that add wires until at most `MOST_WIRES` are left, and parameters for the remaining sum."""
         if add is None and not wires:
             raise InvalidArgument("nothing to sum: give an array or a wire")
         address, launches = self._runtime.address, []
@@ -129,7 +129,7 @@ class DeviceCoder:
         return grid_of_teams(n, self._block)[:2]
 
     def _decode_grid(self, n: int) -> tuple[int, int]:
-        """Return the grid: a warp takes a tile, or a thread takes four values of ZFP or eight of another codec."""
+        """Return thread blocks, and threads per block. A warp decodes a tile, or a thread 8 values (4 of ZFP)."""
         if self._tile:
             return grid_of(n, self._tile // 32, _TILE_THREADS)
         if self._codec == "zfp":

@@ -1,6 +1,6 @@
-"""Machine code of the CUDA programs. One rank of a node compiles it to a folder, and all ranks load it.
+"""Compile CUDA programs to files of machine code. One rank of a node compiles a program, and all ranks load the file.
 
-This module needs neither a GPU nor CuPy: `python -m compcoll cubins` compiles ahead of time, for GPUs elsewhere.
+This module needs neither a GPU nor CuPy: `python -m compcoll cubins` compiles ahead of time, on any machine.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ARCHITECTURES = ("80", "90", "100")
 """Compute capabilities of A100, H100 and B200. Code also runs on later minor versions of the same major version."""
 
 OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
-"""The options that CuPy compiles with."""
+"""The options that CuPy adds to each compilation."""
 
-_SECONDS_TO_COMPILE = 120.0  # that a rank waits for another rank's compilation, before it compiles itself
+_SECONDS_TO_COMPILE = 120.0  # a rank waits so long for another rank's compilation, then compiles itself
 _LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 
@@ -43,12 +43,12 @@ class NVRTC:
     Attributes
     ----------
     version : str
-        Such as ``"13.0"``.
+        The version, for example ``"13.0"``.
     """
 
     def __init__(self, library: str) -> None:
         if os.sep in library:
-            # NVRTC 13.0's wheel does not search its own folder for its builtins, but uses them once they are loaded.
+            # NVRTC of the 13.0 wheel does not search its own folder for its builtins library: load it beforehand.
             for builtins in Path(library).parent.glob("libnvrtc-builtins.so.*"):
                 ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(library)
@@ -67,13 +67,13 @@ class NVRTC:
         made = ctypes.c_void_p()
         create = self._library.nvrtcCreateProgram
         if status := create(ctypes.byref(made), source.encode(), b"device.cu", 0, None, None):
-            raise UnsupportedDevice(f"NVRTC {self.version} makes no program: status {status}")
+            raise UnsupportedDevice(f"NVRTC {self.version} cannot create a program: status {status}")
         try:
             texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             failed = self._library.nvrtcCompileProgram(made, len(options), texts)
             log = self._told("ProgramLog", made).rstrip(b"\0").decode()
             if failed:
-                raise UnsupportedDevice(f"NVRTC {self.version} with {' '.join(options)}: status {failed}: {log}")
+                raise UnsupportedDevice(f"NVRTC {self.version} failed with {' '.join(options)}: status {failed}: {log}")
             return self._told("CUBIN", made), log
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(made))
@@ -88,7 +88,7 @@ class NVRTC:
 
 @functools.cache
 def nvrtc() -> NVRTC | None:
-    """Return the newest NVRTC of installed NVIDIA packages, else the system's; None if there is none."""
+    """Return the newest NVRTC of NVIDIA's installed Python packages, else the system's; None if there is none."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ()) if spec] if spec else []
     found = [path for folder in folders for path in folder.glob("*/lib/libnvrtc.so.*")]
@@ -104,7 +104,7 @@ def _version(library: Path) -> list[int]:
 
 
 def folder() -> Path:
-    """Return the folder of machine code: COMPCOLL_CUBINS, or one in the user's cache."""
+    """Return the folder for compiled programs: COMPCOLL_CUBINS if set, else a folder in the user's cache."""
     if given := config.cubins():
         return Path(given)
     from platformdirs import user_cache_path
@@ -113,8 +113,8 @@ def folder() -> Path:
 
 
 def _stem(program: Program, arch: str) -> str:
-    """Return a file name that depends on the program's sources and compiler options."""
-    told = [option for option in program.options if not option.startswith("-I")]  # the digest covers the included files
+    """Return the first part of a file name: a hash of the program's sources and options, and the architecture."""
+    told = [option for option in program.options if not option.startswith("-I")]  # the digest option covers the headers
     return f"{blake2b(repr((program.source, told, OPTIONS)).encode(), digest_size=12).hexdigest()}-sm_{arch}"
 
 
@@ -123,9 +123,10 @@ def _path(program: Program, arch: str, compiler: NVRTC) -> Path:
 
 
 def kept(program: Program, arch: str) -> list[Path]:
-    """Return the existing files of a program's machine code that runs on a GPU.
+    """Return a program's existing files whose machine code runs on a GPU.
 
-    Higher compute capabilities come first, and within each the file of this machine's compiler.
+    Files for higher compute capabilities come first. Of those for one capability, the file of this machine's compiler
+    comes first.
 
     Parameters
     ----------
@@ -143,7 +144,7 @@ def kept(program: Program, arch: str) -> list[Path]:
 
 
 def _runs_on(built: str, arch: str) -> bool:
-    """Return whether code for one compute capability runs on another."""
+    """Return whether code built for one compute capability runs on a GPU of capability ``arch``."""
     return built[:-1] == arch[:-1] and int(built) <= int(arch)
 
 
@@ -202,6 +203,6 @@ def _locked(file: IO[str]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system that has no locks
+    except OSError:  # the file system has no locks: go on without
         pass
     return True

@@ -1,4 +1,4 @@
-"""Memory and kernels of a CUDA GPU, for CuPy arrays and others with DLPack or the CUDA Array Interface."""
+"""Memory and kernels of a CUDA GPU, for CuPy arrays and all arrays with DLPack or the CUDA Array Interface."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DEFAULT_STREAMS = {0: cupy.cuda.Stream.null, 1: cupy.cuda.Stream.null, 2: cupy.
 
 
 class _Handle:
-    """A CUDA stream of the caller, for CuPy."""
+    """Passes the caller's stream handle to CuPy, which asks for ``__cuda_stream__``."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -83,7 +83,7 @@ class CudaDevice:
     def __init__(self, index: int) -> None:
         found = names()
         if index >= len(found):
-            raise UnsupportedDevice(f"an array on CUDA device {index}, but CuPy finds {', '.join(found)}")
+            raise UnsupportedDevice(f"an array is on CUDA device {index}, but CuPy finds only {', '.join(found)}")
         self.index = index
         self.name = f"cuda {found[index]}"
         self.runtime = CudaRuntime(index)
@@ -96,7 +96,7 @@ class CudaDevice:
         return NCCL(self.runtime)
 
     def sharing(self) -> CudaIPC:
-        """Return the CUDA IPC by which processes of one machine share this GPU's memory and events."""
+        """Return the object that shares this GPU's memory and events with other processes of the machine."""
         return CudaIPC(self.runtime)
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> DeviceCoder:
@@ -121,7 +121,7 @@ class CudaDevice:
         return _in_profiles(DeviceNumberCoder(self.runtime, numbers.dtype, op))
 
     def caller(self, x: Any, stream: Any) -> cupy.cuda.Stream:
-        """Return the stream given by the caller, or else the current stream of PyTorch or CuPy, by the type of ``x``.
+        """Return ``stream`` for CuPy. The default is PyTorch's current stream if ``x`` is a tensor, else CuPy's.
 
         Raises
         ------
@@ -131,12 +131,12 @@ class CudaDevice:
         found = self._stream_of(x, stream)
         try:
             capturing = found.is_capturing()
-        except api.CUDARuntimeError:  # the default stream, while a stream that waits for it captures
+        except api.CUDARuntimeError:  # raised for the default stream while a stream that synchronizes with it captures
             capturing = True
         if capturing:
             raise InvalidArgument(
-                "the caller's stream captures a CUDA graph, which collectives cannot be part of: they wait for other "
-                "ranks on the host; call them before or after the capture"
+                "the caller's stream captures a CUDA graph, but a collective cannot be captured, since the host waits "
+                "for other ranks: call it before or after the capture"
             )
         return found
 
@@ -153,7 +153,7 @@ class CudaDevice:
             handle = getattr(stream, "ptr", getattr(stream, "cuda_stream", stream))
         if not isinstance(handle, int):
             raise InvalidArgument(
-                f"stream={stream!r} is no CUDA stream: CuPy's, PyTorch's, or the handle as an integer"
+                f"stream={stream!r} is no CUDA stream: give one of CuPy or PyTorch, or its handle as an integer"
             )
         if handle in _DEFAULT_STREAMS:
             return _DEFAULT_STREAMS[handle]
@@ -185,7 +185,7 @@ class CudaDevice:
             if found.device != self.index:
                 raise UnsupportedDevice(
                     f"{what} is on CUDA device {found.device}, but this communicator uses device {self.index}: "
-                    "use one communicator a device"
+                    "use one communicator for each device"
                 )
         flat = array.reshape(-1)
         return dtype, flat.view(np.uint16) if dtype in HALVES else flat
@@ -239,7 +239,7 @@ class CudaDevice:
 
     @contextmanager
     def current_stream(self, stream: cupy.cuda.Stream) -> Iterator[None]:
-        """Make a stream CuPy's current one in this thread. DLPack orders imports on it after the exporter's work."""
+        """Make a stream CuPy's current stream in this thread. DLPack orders it after the work of an array's owner."""
         with self.runtime.current, stream:
             yield
 
@@ -279,14 +279,14 @@ class CudaDevice:
 
     @staticmethod
     def shown(transport: Any) -> Any:
-        """Wrap a transport's sends as NVTX ranges if these are enabled, and return it."""
+        """Wrap a transport's sends as NVTX ranges if these are enabled, and return the transport."""
         if config.nvtx():
             transport.isend = _ranged("send", transport.isend)
         return transport
 
 
 def _as_cupy(x: Any, what: str) -> tuple[Array, str]:
-    """Return an array as CuPy's and the name of its element type. PyTorch's bfloat16 becomes int16 bits."""
+    """View an array as a CuPy array; return it and the name of its element type. Tensors of bfloat16 become int16."""
     if isinstance(x, cupy.ndarray):
         array = x
     else:
@@ -297,7 +297,9 @@ def _as_cupy(x: Any, what: str) -> tuple[Array, str]:
                 x = x.view(sys.modules["torch"].int16) if name == BFLOAT16 else x
             array = cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
         except Exception as error:
-            raise InvalidBuffer(f"{what}, a {type(x).__module__}.{type(x).__qualname__} of {name}: {error}") from error
+            raise InvalidBuffer(
+                f"CuPy cannot view {what}, a {type(x).__module__}.{type(x).__qualname__} of {name}: {error}"
+            ) from error
         if name == BFLOAT16:
             return array, "bfloat16"
     if array.dtype.kind not in "biufc" and array.dtype != DTYPES["bfloat16"].numpy:
@@ -320,7 +322,7 @@ def names() -> list[str]:
 
 
 def device_of(x: Any, *, shared: bool = False) -> CudaDevice:
-    """Return an array's device: a new object, or with ``shared`` the process's common one.
+    """Return an array's device: a new `CudaDevice`, or with ``shared`` the one that all such calls share.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Access to the caller's arrays on a device, and a collective's memory there."""
+"""The caller's arrays on a device, and the memory of a collective there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..pending import Pending
 
 
 class DeviceBuffers:
-    """Device buffers with the interface that `Collectives` needs, for the arrays of one call at a time.
+    """Checks and allocates the device arrays of one call at a time. It has the interface that `Collectives` needs.
 
     Attributes
     ----------
@@ -26,11 +26,11 @@ class DeviceBuffers:
 
     @staticmethod
     def seal(wire: Any) -> None:
-        """Do nothing: `DeviceTransport` seals wires in pinned memory."""
+        """Do nothing: `DeviceTransport` stores the checksum in pinned memory."""
 
     @staticmethod
     def sealed(wire: Any) -> bool:
-        """Return True: only intact wires are copied to the device."""
+        """Return True: `DeviceTransport` checks wires before it copies them to the device."""
         return True
 
     def check_readable(self, x: Any, what: str) -> None:
@@ -56,18 +56,18 @@ class DeviceBuffers:
 
 
 _PAGE = 1 << 21
-"""Slabs are whole pages: CUDA shares whole pages with other processes, with all that is on them."""
+"""Bytes of a page. Slabs consist of whole pages, since CUDA shares whole pages with other processes."""
 
 
 class DeviceMemory:
-    """Memory for a collective's wires, on the device and pinned on the host, kept for the next collective.
+    """Memory for a collective's wires, on the device and pinned on the host. Later collectives use it again.
 
     Attributes
     ----------
     guards : list of Pending
         The requests to wait for before the memory is used again.
     shared : bool
-        Whether other processes have opened the device's slabs, which then must stay.
+        Whether other processes have opened the device's slabs, which then must not be freed.
     """
 
     def __init__(self, runtime: Any) -> None:

@@ -1,4 +1,4 @@
-"""Messages of wires in device memory, sent when their kernels are done, through pinned host memory if needed."""
+"""Send wires in device memory when their kernels are done, through pinned host memory if needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .streams import Timeline
 
 
 class _Departure:
-    """A wire to send when its bytes are there."""
+    """The request of a send that starts when the wire's bytes are valid."""
 
     __slots__ = ("_before", "_dest", "_message", "_tag", "_transport", "_wire")
 
@@ -26,7 +26,7 @@ class _Departure:
         self._message: Pending | None = None
 
     def leave(self, host: Transport) -> bool:
-        """Send the wire if its bytes are there; return whether it was sent."""
+        """Send the wire if its bytes are valid; return whether it was sent."""
         if self._before is not None:
             if not self._before.Test():
                 return False
@@ -41,7 +41,7 @@ class _Departure:
 
 
 class Arriving:
-    """A wire that this rank receives.
+    """The request of a receive.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Arriving:
     land : callable
         Called when the message has arrived. Kernels, not the host, wait for the copies that it launches.
     depart : callable, optional
-        Called at each test.
+        Called at each test, to send wires that are ready.
     """
 
     __slots__ = ("_arrival", "_depart", "_land")
@@ -86,8 +86,8 @@ class DeviceTransport:
     timeline : Timeline
         The collective's timeline.
     sealing : HostDevice, optional
-        For wires that end with a checksum, which must all be staged. The checksum is stored after the copy from the
-        device, and checked before the copy to the device. Forwarded wires keep their checksum.
+        Stores and checks the wires' checksums; None if wires have none. All wires must then be staged. The checksum is
+        stored after the copy from the device, and checked before the copy to the device. Forwarded wires keep theirs.
     """
 
     def __init__(self, host: Transport, timeline: Timeline, sealing: HostDevice | None = None) -> None:

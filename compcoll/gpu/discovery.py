@@ -24,12 +24,12 @@ def gpus() -> tuple[list[str], str]:
 
 
 def cuda_device(x: Any, *, shared: bool = False) -> CudaDevice:
-    """Return the device of an array in GPU memory: a new object, or with ``shared`` the process's common one.
+    """Return the device of an array in GPU memory. The parameters are those of `compcoll.gpu.device.device_of`.
 
     Raises
     ------
     UnsupportedDevice
-        If CuPy is absent or finds no device, or if the memory is managed.
+        If CuPy is absent or finds no device.
     """
     what = f"x is a {type(x).__module__}.{type(x).__qualname__} in {gpu_memory(x)} memory"
     try:

@@ -1,4 +1,4 @@
-"""GPU memory and events shared by the processes of one machine: CUDA's interprocess communication, by CuPy."""
+"""CUDA IPC through CuPy: processes of one machine share GPU memory and events."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class CudaIPC:
         self._events: list[SimpleNamespace] = []
 
     def memory_handle(self, memory: Array) -> bytes:
-        """Return 64 bytes by which other processes open memory, which was allocated in one piece."""
+        """Return the 64-byte handle with which other processes open ``memory``, a whole allocation."""
         with self._runtime.current:
             return bytes(api.ipcGetMemHandle(self._runtime.address(memory)))
 
     def event(self) -> tuple[cupy.cuda.Event, bytes]:
-        """Create an interprocess event; return it with the 64 bytes by which other processes open it."""
+        """Create an interprocess event; return it and the 64-byte handle with which other processes open it."""
         with self._runtime.current:
             event = cupy.cuda.Event(disable_timing=True, interprocess=True)
             return event, bytes(api.ipcGetEventHandle(event.ptr))
@@ -55,7 +55,7 @@ class CudaIPC:
             return self._events[-1]
 
     def close(self) -> None:
-        """Close everything that was opened."""
+        """Close all opened memory and events."""
         with self._runtime.current:
             while self._memory:
                 api.ipcCloseMemHandle(self._memory.pop())

@@ -1,8 +1,9 @@
-"""Messages between GPUs of one machine: the receiver copies wires from the sender's memory, which both have open.
+"""Messages between GPUs of one machine: the receiver copies wires from the sender's memory, by CUDA IPC.
 
-A process can wait for another one's event only after it was recorded there. So the sender's host sends a notice for
-each wire, with its place in memory and the event after which its bytes are there. Streams, not hosts, wait for the
-event. At a collective's end each rank sends the ranks whose wires it read the event after which it reads no more.
+A process can wait for another process's event only after that event was recorded. So the sender's host sends a notice
+for each wire: the wire's place in memory, and the event after which its bytes are valid. Streams, not hosts, wait for
+the event. At the end of a collective, each rank sends an event to every rank whose wires it read: after this event it
+no longer reads that rank's memory.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ Array = Any
 Event = Any
 
 _NOTICE = Struct("<QQQ64s64s")
-"""Bytes of the memory; the wire's offset and bytes; CUDA's handles of the memory and of the event."""
+"""A notice: the length of the memory, the wire's offset and length in bytes, and the handles of memory and event."""
 
 _HANDLE_NBYTES = 64
 _PROOF_NBYTES = 64
 _EVENTS, _ENDS = 32, 4
-"""Events of a rank for wires and for calls' ends. They are recorded cyclically, always on the same stream. A rank that
-waits late for an event may wait for a later record of it: for more than needed, but never for less.
+"""Numbers of a rank's events: for wires, and for ends of collectives. They are reused in turn, always on the same
+stream. If an event is recorded again before another rank waits for it, that rank waits longer than needed, never less.
 """
 
 _END = 3
-"""Offset to a tag of the collective that algorithms inside a node do not use."""
+"""Offset from a collective's first tag to the tag of the final events. Algorithms inside a node do not use this tag."""
 
 UNIQUE_ID_NBYTES = _PROOF_NBYTES + _NOTICE.size
-"""Bytes of a unique id."""
+"""Bytes of a unique id: proof bytes and their notice."""
 
 _alive: set[Links] = set()
-"""Links whose memory other processes may have open. It stays, even if the communicator is dropped."""
+"""Links whose memory other processes may have open. They keep the memory even if the communicator is dropped."""
 
 
 class Links:
     """The memory and events that a rank shares with other ranks of its machine.
 
-    Notices of other ranks are checked: a wire must lie within its memory, and opened memory must keep its size.
+    Each notice of another rank is checked: the wire must lie within the memory, and open memory must keep its size.
 
     Parameters
     ----------
@@ -65,7 +66,7 @@ class Links:
     name : str
         The mechanism's name.
     leaving, ends : iterator
-        Events for wires to send, and for the ends of this rank's reads, with their handles.
+        Endless (event, handle) pairs: for wires to send, and for the ends of this rank's reads.
     """
 
     def __init__(self, sharing: CudaIPC, streams: Streams) -> None:
@@ -75,7 +76,7 @@ class Links:
         self._runtime = streams.runtime
         self.leaving = cycle([sharing.event() for _ in range(_EVENTS)])
         self.ends = cycle([sharing.event() for _ in range(_ENDS)])
-        self._shared: dict[int, tuple[Array, bytes]] = {}  # by address
+        self._shared: dict[int, tuple[Array, bytes]] = {}  # slabs and their handles, by address
         self._memory: dict[tuple[int, bytes], Array] = {}
         self._events: dict[tuple[int, bytes], Event] = {}
         self._proof = self._runtime.pinned_bytes(_PROOF_NBYTES)
@@ -97,7 +98,7 @@ class Links:
         return None
 
     def source(self, notice: bytes, rank: int, wire: Wire) -> tuple[Array, Event]:
-        """Return the bytes of another rank's notice, for a wire, and the event after which they are there.
+        """Return the bytes that another rank's notice refers to, and the event after which they are valid.
 
         Raises
         ------
@@ -108,19 +109,20 @@ class Links:
         most = wire.buffer.nbytes
         if nbytes > most or (wire.exact and nbytes != most):
             expected = most if wire.exact else f"at most {most}"
-            raise WireCorrupted(f"rank {rank} tells of a wire of {nbytes} bytes, where {expected} are expected")
+            raise WireCorrupted(f"rank {rank} sent a notice of a wire of {nbytes} bytes, where {expected} are expected")
         memory = self._memory.get((rank, handle))
         known = size if memory is None else memory.nbytes
         if size != known or offset + nbytes > size:
             raise WireCorrupted(
-                f"rank {rank} tells of a wire in bytes {offset} to {offset + nbytes} of {size}, in memory of {known}"
+                f"rank {rank} sent a notice of a wire in bytes {offset} to {offset + nbytes} of {size}, "
+                f"in memory of {known}"
             )
         if memory is None:
             memory = self._memory[rank, handle] = self._sharing.open_memory(handle, size)
         return memory[offset : offset + nbytes], self.event(event, rank)
 
     def event(self, handle: bytes, rank: int) -> Event:
-        """Return another rank's event by its handle, opened once."""
+        """Return another rank's event. A handle is opened only once."""
         if (rank, handle) not in self._events:
             self._events[rank, handle] = self._sharing.open_event(handle)
         return self._events[rank, handle]
@@ -136,7 +138,7 @@ class Links:
         return bytes(self._proof) + notice
 
     def accept(self, unique_ids: Sequence[bytes], own: int) -> list[Pending]:
-        """Copy the other ranks' proof bytes to host memory; return the requests to wait for."""
+        """Start copies of the other ranks' proof bytes to host memory; return the requests to wait for."""
         timeline = self._timeline()
         for rank, unique_id in enumerate(unique_ids):
             if rank != own:
@@ -154,18 +156,20 @@ class Links:
         """
         for rank, wire in self._seen.items():
             if wire.buffer.tobytes() != unique_ids[rank][:_PROOF_NBYTES]:
-                raise WireCorrupted(f"the memory of rank {rank}'s GPU reads other bytes here than it writes")
+                raise WireCorrupted(
+                    f"this rank reads other bytes from the GPU memory of rank {rank} than that rank wrote"
+                )
 
     def _timeline(self) -> Timeline:
         stream = self._streams.encode
         return Timeline(self._streams, stream, self._runtime.record(stream), None)
 
     def idle(self) -> Pending:
-        """Return the request to wait for before other ranks' memory is closed."""
+        """Return a request to wait for before `close`: it completes when other ranks' memory is no longer read."""
         return self._runtime.pending(self._runtime.record(self._streams.inward))
 
     def close(self) -> None:
-        """Close other ranks' memory and events. They may free these once all ranks have closed them."""
+        """Close other ranks' memory and events. Their owners may free them once all ranks have closed them."""
         self._memory.clear()
         self._events.clear()
         self._sharing.close()
@@ -177,9 +181,9 @@ class Links:
 
 
 class IPCTransport:
-    """One collective's messages between GPUs of one machine. The host does not wait for their bytes.
+    """One collective's messages between GPUs of one machine. The host does not wait for the wires' bytes.
 
-    Algorithms must not write a wire again in the collective that sent it. Wires outside ``memory`` are copied there.
+    An algorithm must not overwrite a wire after sending it. A wire outside ``memory`` is first copied there.
 
     Parameters
     ----------
@@ -192,7 +196,7 @@ class IPCTransport:
     memory : Arena
         The collective's memory for wires on the GPU.
     pinned : callable
-        Returns host memory of the given bytes, valid until the collective's memory is used again.
+        Takes a number of bytes; returns pinned host memory, valid until the collective's memory is used again.
     """
 
     def __init__(
@@ -241,9 +245,9 @@ class IPCTransport:
         return self._host.isend(message, dest, tag)
 
     def finish(self, tag: int) -> Steps:
-        """End the collective with this tag: exchange the events after which each rank reads no more.
+        """End the collective: exchange the events after which ranks no longer read each other's memory.
 
-        This rank's memory for wires is used again only after the other ranks' events.
+        This rank's memory for wires is used again only after the other ranks' events. ``tag`` is the collective's.
         """
         tag += _END
         event, handle = next(self._links.ends)

@@ -12,23 +12,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MOST_WIRES = 16
-"""Most wires that one launch adds. Sums of more take several launches and scratch memory."""
+"""The largest number of wires that one launch adds. A sum of more wires takes several launches and scratch memory."""
 
 TILE_VALUES = 2048
-"""Values that a thread block of a selection searches."""
+"""Values that one thread block searches in a selection."""
 
 _NO_WIRES = (0,) * MOST_WIRES
-THREADS = 256  # of a thread block, unless it is one smaller team
-_MOST_BLOCKS = 2**31 - 1  # of a grid
+THREADS = 256  # per thread block, unless the block is one smaller team
+_MOST_BLOCKS = 2**31 - 1  # CUDA's limit for a grid
 
 _PARAMETERS = struct.Struct(f"=qqQdQQdQQQQ8i{MOST_WIRES}Q")
-"""`Parameters` of kernels/device.h, without padding."""
+"""The layout of ``Parameters`` in kernels/device.h, which has no padding."""
 
-_AS_BYTES = np.dtype(f"V{_PARAMETERS.size}")  # opaque: CuPy describes arguments by NumPy, which for fields takes 13 us
+_AS_BYTES = np.dtype(f"V{_PARAMETERS.size}")  # opaque bytes, since CuPy takes 13 us to describe a dtype with fields
 
 
 class Parameters(NamedTuple):
-    """A kernel's argument: the fields of `Parameters` in kernels/device.h, in its order but for the wires' number."""
+    """A kernel's argument: the fields of ``Parameters`` in kernels/device.h. `packed` adds the number of wires."""
 
     n: int
     blocks: int = 0
@@ -65,7 +65,7 @@ class Launch(NamedTuple):
     function : str
         The kernel's name in its program.
     grid, block : int
-        Thread blocks, and threads of a block.
+        Number of thread blocks, and threads per block.
     argument : array
         The kernel's argument, packed `Parameters`.
     """
@@ -77,7 +77,7 @@ class Launch(NamedTuple):
 
 
 def grid_of(n: int, each: int = 1, threads: int = THREADS) -> tuple[int, int]:
-    """Return the thread blocks and their threads if a thread takes ``each`` values at a time."""
+    """Return thread blocks, and threads per block, for ``n`` values if a thread processes ``each`` at a time."""
     return min(-(-n // (each * threads)), _MOST_BLOCKS), threads
 
 
@@ -87,7 +87,7 @@ def team_of(block: int) -> int:
 
 
 def grid_of_teams(n: int, block: int) -> tuple[int, int, int]:
-    """Return the thread blocks, their threads, and log2 of a team's threads if a team takes a block of values."""
+    """Return thread blocks, threads per block, and log2 of a team's threads, if a team processes ``block`` values."""
     team = team_of(block)
     threads = team if team > 32 else THREADS
     return min(-(-n // (block * (threads // team))), _MOST_BLOCKS), threads, team.bit_length() - 1

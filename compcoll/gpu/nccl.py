@@ -1,4 +1,4 @@
-"""NCCL, by CuPy: messages from GPU to GPU in stream order."""
+"""NCCL through CuPy: messages from GPU to GPU in stream order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ with warnings.catch_warnings():  # CuPy warns if NCCL is absent
     from cupy.cuda import nccl
 
 _OLDEST = 21000
-"""The oldest version with averages, 2.10. It also has point-to-point messages."""
+"""The oldest supported version, 2.10: the first that can average. It also has point-to-point messages."""
 
 
 class NCCLTransport(NCCLBase):

@@ -25,8 +25,8 @@ class Program(NamedTuple):
     source : str
         The text of ``kernels/device.cu``, which includes headers.
     options : tuple of str
-        Include path, language standard, floating-point rules, codecs, types, and a digest of all sources. The digest
-        keeps caches correct that compare only text and options.
+        Include path, language standard, floating-point rules, codecs, types, and a digest of all sources. Caches that
+        compare only text and options notice a changed header by the digest.
     """
 
     source: str
@@ -39,9 +39,9 @@ class Configuration(NamedTuple):
     Attributes
     ----------
     first, second, variant, storage : int
-        The codec's parameters and variant, and the element type of arrays; storage 0 if launches pass that type.
+        The codec's parameters and variant, and the element type of arrays. ``storage`` is 0 if launches pass the type.
     bits : int
-        Bits of a code.
+        Bits of an encoded value.
     """
 
     first: int
@@ -52,12 +52,13 @@ class Configuration(NamedTuple):
 
 
 def configuration(codec: str, first: int, second: int, bits: int, variant: int, dtype: str) -> Configuration | None:
-    """Return the configuration to compile a codec's program for; None if a warp cannot hold its blocks.
+    """Return the configuration to compile a codec's program for; None if only the general program is possible.
 
-    A warp works in rounds of 128 values. A block needs at least one round, two with codes of 2 or 4 bits or with random
-    numbers, or eight with codes of 1 bit. ``bits`` is the length of a code.
+    Such a program computes in float32, and a warp holds whole blocks of values. The warp works in rounds of 128 values.
+    A block needs at least one round: two if an encoded value has 2 or 4 bits or random numbers are needed, eight if an
+    encoded value has 1 bit. ``bits`` is the number of bits of an encoded value.
     """
-    # Sums of many wires take several launches, which pass on float32 even if the elements are halves.
+    # If many wires take several launches, arrays of 16-bit floats have float32 sums between the launches.
     storage = DTYPES[dtype].precision if dtype == "float32" else 0
     if computed_on(dtype).name != "float32":
         return None
@@ -70,7 +71,7 @@ def configuration(codec: str, first: int, second: int, bits: int, variant: int, 
 
 
 def kernel_names(codec: str, computed: str) -> list[str]:
-    """Return the names of a codec's kernels; ZFP has one for each maximum of a block's bits."""
+    """Return the names of a codec's kernels. ZFP has three, for different maximum sizes of an encoded block in bits."""
     if codec != "zfp":
         return [codec]
     return ["zfp32", "zfp64", "zfp128" if computed == "float32" else "zfp256"]
@@ -78,7 +79,7 @@ def kernel_names(codec: str, computed: str) -> list[str]:
 
 @functools.cache
 def _source() -> tuple[str, str]:
-    """Return the program's text, and a digest of it and all headers."""
+    """Return the text of kernels/device.cu, and a digest of it and all headers."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(KERNELS.glob("*.h")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -89,9 +90,9 @@ def _source() -> tuple[str, str]:
 
 @functools.cache
 def program(codec: str, computed: str, known: Configuration | None = None) -> Program:
-    """Return the CUDA program of a codec, of ``"integer_quantizer"`` or of ``"sparse"``, for one of `COMPUTED`.
+    """Return the CUDA program of a codec, ``"integer_quantizer"`` or ``"sparse"`` that computes in one of `COMPUTED`.
 
-    It takes seconds to compile. With ``known``, it has the kernels of one configuration only.
+    A program takes seconds to compile. With ``known``, it contains the kernels of this configuration only.
     """
     own = codec in (
         "cast",

@@ -1,4 +1,4 @@
-"""Streams, events, copies and kernels of one GPU, by CuPy."""
+"""Streams, events, copies and kernels of one GPU, through CuPy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIRST = -5
 
 
 class _Done:
-    """An event as a request on which the host waits."""
+    """A request that completes when an event of the GPU does."""
 
     __slots__ = ("_event",)
 
@@ -42,10 +42,10 @@ class _Done:
         use_thread_local_capture_mode()
         status = api.eventQuery(self._event.ptr)
         try:
-            # This resets CUDA's last error. PyTorch would raise it if it shares libcudart with CuPy.
+            # Reset CUDA's last error: otherwise PyTorch raises it if both use the same libcudart.
             api.check_status(status)
         except api.CUDARuntimeError:
-            if status != _NOT_READY:  # a kernel has failed: `Event.done` would be False for ever
+            if status != _NOT_READY:  # a kernel has failed; `Event.done` would return False for ever
                 raise
             return False
         return True
@@ -55,11 +55,11 @@ class _Done:
 
 
 _warned: set[str] = set()
-"""The GPU architectures for which a failed compilation was already warned of."""
+"""The GPU architectures for which a failed compilation has already caused a warning."""
 
 
 def _made(program: Program, arch: str) -> list[Path]:
-    """Compile a program once for the node. Return no path if this fails: CuPy's compiler may be newer."""
+    """Compile a program once for the node and return its file. Return no file on failure: CuPy may then succeed."""
     try:
         path = cubins.make(program, arch)
     except UnsupportedDevice as error:
@@ -77,8 +77,8 @@ def _address(array: Array) -> int:
 class _Current:
     """Context manager that makes a GPU the thread's current one.
 
-    The previous GPU is restored at exit, except in compcoll's own threads: selecting an unused GPU creates a context of
-    hundreds of megabytes there (https://github.com/pytorch/pytorch/issues/94864).
+    The previous GPU is restored at exit, except in compcoll's own threads: selecting a GPU that the process does not
+    use creates a context of hundreds of megabytes on it (https://github.com/pytorch/pytorch/issues/94864).
     """
 
     def __init__(self, index: int) -> None:
@@ -130,7 +130,7 @@ class CudaRuntime:
         return blake2b(uuid + api.deviceGetPCIBusId(self.device.id).encode(), digest_size=16).digest()
 
     def stream(self) -> cupy.cuda.Stream:
-        """Create a stream, independent of others and with a higher priority than the caller's streams."""
+        """Create a stream that is independent of the default stream and has the highest priority."""
         with self.current:
             return cupy.cuda.Stream(non_blocking=True, priority=_FIRST)
 
@@ -157,7 +157,7 @@ class CudaRuntime:
                 api.memcpyAsync(_address(target), _address(source), nbytes, api.memcpyDefault, stream.ptr)
 
     def device_bytes(self, nbytes: int) -> Array:
-        """Allocate by cudaMalloc: MPI cannot share memory of pools between processes."""
+        """Allocate device memory by cudaMalloc, since MPI cannot share a pool's memory between processes."""
         with self.current:
             memory = cupy.cuda.Memory(max(nbytes, 1))
             return cupy.ndarray(nbytes, np.uint8, cupy.cuda.MemoryPointer(memory, 0))
@@ -174,7 +174,7 @@ class CudaRuntime:
         return 0 if array is None else int(array.data.ptr)
 
     def scratch(self, nbytes: int) -> int:
-        """Return the address of scratch memory of the current stream. Its kernels use it one after the other."""
+        """Return the address of scratch memory of the stream `launching`, whose kernels use it one after the other."""
         if not nbytes:
             return 0
         held = self._scratch.get(self.launching.ptr)
@@ -183,7 +183,7 @@ class CudaRuntime:
         return self.address(held)
 
     def launch(self, program: Program, launches: Sequence[Launch]) -> None:
-        """Launch kernels, which run one after the other."""
+        """Launch kernels on the stream `launching`, which runs them one after the other."""
         with self.current, self.launching:
             for function, grid, block, argument in launches:
                 self._function(program, function)((grid,), (block,), (argument,))

@@ -1,7 +1,7 @@
 """Sparsification of values in device memory (see `compcoll.host.selection.HostSelection`).
 
-Kernels make the passes over whole buffers. The few selected indices and values are in host memory, and so are those
-received from other ranks; wires are written and read there as for host arrays.
+Kernels make the passes over whole buffers. Selected indices and values are few: they are in host memory, also those
+received from other ranks. The host writes and reads wires, as for host arrays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SelectionKernels:
         self._threshold_bits = (_host.Selection64 if dtype == "float64" else _host.Selection32).threshold_bits
 
     def moments(self, values: Array, sums: Array) -> None:
-        """Compute for each lane of each block, of the finite values: sum, absolute sum, sum of squares, largest."""
+        """Store for each lane of each block the finite values' sum, absolute sum, sum of squares and largest."""
         blocks, grid = -(-values.nbytes // _BLOCK_NBYTES), grid_of(sums.size // 4)
         self._run(self._launch("moments", grid, values.size, sums, blocks=blocks, add=values))
 
@@ -51,11 +51,14 @@ class SelectionKernels:
     def find(
         self, values: Array, threshold: float, variances: Array | None, alpha: float, indices: Array, count: Array
     ) -> None:
-        """Store the first indices of values above a threshold (with ``variances``: unambiguous ones), and the count."""
+        """Store the indices of values above a threshold, and their count. With ``variances``, find unambiguous values.
+
+        If there are more indices than ``indices`` holds, only the first are stored.
+        """
         tiles = -(-values.size // TILE_VALUES)
         grid = tiles, TILE_VALUES // 8
         counts = self._runtime.scratch(4 * tiles + tiles * TILE_VALUES // 8)
-        met = counts + 4 * tiles  # a byte for each thread, so that values are read only once
+        met = counts + 4 * tiles  # a byte per thread with the comparisons' results, so that values are read only once
         told: dict[str, Any] = {"residual": variances, "residual_scale": alpha, "seed": self._threshold_bits(threshold)}
         self._run(
             self._launch("count", grid, values.size, counts, decoded=met, add=values, **told),
@@ -67,7 +70,7 @@ class SelectionKernels:
         self._of_each("take", taken.size, taken, (indices,), add=values)
 
     def put(self, indices: Array | None, values: Array | None, out: Array) -> None:
-        """Store ``out[indices] = values``; without indices in all of ``out``, without values 0."""
+        """Store ``out[indices] = values``. Indices of None mean all of ``out``, and values of None mean 0."""
         self._of_each("put", out.size if indices is None else indices.size, out, (indices,), add=values)
 
     def add(self, indices: Array, values: Array, out: Array) -> None:
@@ -82,7 +85,7 @@ class SelectionKernels:
     def _launch(
         self, verb: str, grid: tuple[int, int], n: int, out: Any, wires: Sequence[Any] = (), **told: Any
     ) -> Launch:
-        """Describe a launch. Pointers are given as numbers or arrays."""
+        """Describe a launch. Arguments may be numbers, or arrays, which become pointers."""
         pointers = {name: self._number(given) for name, given in told.items()}
         parameters = Parameters(n, out=self._number(out), wires=[self._number(wire) for wire in wires], **pointers)
         return Launch(f"{verb}_sparse_{self._dtype}", *grid, parameters.packed())
@@ -95,16 +98,16 @@ class SelectionKernels:
 
 
 class StagedCopies:
-    """Copies of arrays between the host and a collective's device memory, by pinned memory, in the collective's order.
+    """Copies between the host and a collective's device memory, through pinned memory, in the collective's order.
 
     Parameters
     ----------
     timeline : Timeline
         The collective's timeline.
     take, pinned : callable
-        Return device memory, and pinned host memory, of the given bytes.
+        Take a number of bytes, and return device memory and pinned host memory.
     seconds : float
-        Time limit of what is launched on the device.
+        Time limit for kernels that the host waits for.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class StagedCopies:
         return self._take(n * np.dtype(dtype).itemsize).view(dtype)
 
     def download(self, array: Array) -> HostArray:
-        """Wait for the collective's preceding kernels, which are short, and copy an array to the host.
+        """Copy an array to the host, after waiting for the collective's earlier kernels, which are short.
 
         Raises
         ------
@@ -132,7 +135,7 @@ class StagedCopies:
         """
         copy: HostArray = self._pinned(array.nbytes).view(array.dtype)
         if copy.size:
-            wait_for(self._timeline.fetch(array, copy), self._seconds, "the device has not ended what was launched")
+            wait_for(self._timeline.fetch(array, copy), self._seconds, "the device has not finished its kernels")
         return copy
 
     def upload(self, array: HostArray) -> Array:
@@ -144,7 +147,7 @@ class StagedCopies:
 
 
 class DeviceSelection:
-    """Selection in device buffers, for one collective. Samples and other small arrays are on the host and use its code.
+    """Selection in device buffers, for one collective. Samples and other small arrays stay on the host.
 
     Parameters
     ----------
@@ -153,7 +156,7 @@ class DeviceSelection:
     passes : SelectionKernels
         The device's kernels.
     cast : Coder
-        Cast of the values to their own type, which multiplies and adds.
+        Casts values to their own type. It is used to multiply and add.
     copies : StagedCopies
         The collective's memory and copies.
     """
@@ -182,7 +185,7 @@ class DeviceSelection:
         sums = self._copies.room(4 * lanes * -(-values.nbytes // _BLOCK_NBYTES), self.dtype)
         self._launching().moments(values, sums)
         rows = self._copies.download(sums).reshape(-1, 4).astype(np.float64)
-        total, absolute, square = np.cumsum(rows[:, :3], axis=0)[-1].tolist()  # in this order, as on the host
+        total, absolute, square = np.cumsum(rows[:, :3], axis=0)[-1].tolist()  # rows are added in the host's order
         return total, absolute, square, float(rows[:, 3].max())
 
     def laplacian(
@@ -226,7 +229,7 @@ class DeviceSelection:
         self._launching().find(values, threshold, variances, alpha, indices, count)
         return indices, int(self._copies.download(count)[0])
 
-    # The host selects from buffers shorter than a sample, and if no threshold can be found.
+    # The host selects values if the buffer is shorter than a sample, or if no threshold is found.
 
     def kth_largest(self, values: Array, k: int) -> float:
         return self._host.kth_largest(self._fetched(values), k)
@@ -305,9 +308,9 @@ class SparseDevice:
 
 
 class _InOrder:
-    """A device's coder, launched in a collective's order.
+    """A device's coder whose kernels run in a collective's order.
 
-    An encode may write a wire that it also adds: in casts each thread reads what it writes.
+    A cast may encode to a wire that it also adds, since each thread reads only the bytes that it writes.
     """
 
     def __init__(self, coder: Any, copies: StagedCopies) -> None:

@@ -1,4 +1,4 @@
-"""Messages from GPU to GPU in stream order, for which no host waits, for example by NCCL."""
+"""Messages from GPU to GPU in stream order, for example by NCCL. No host waits for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bootstrap(Protocol):
         """
 
     def unique_id(self) -> bytes:
-        """Create the 128 bytes with which all ranks join; one rank calls this."""
+        """Create the 128 bytes that all ranks pass to `join`. One rank calls this."""
 
     def join(self, ranks: int, unique_id: bytes, rank: int) -> NCCLBase:
         """Join the other ranks; return when all have joined."""
@@ -48,7 +48,7 @@ class HasBootstrap(Protocol):
 
 
 class _Message:
-    """A message of a phase. The first test of any of them starts all."""
+    """The request of one message of a phase. Testing any of these requests starts the whole phase."""
 
     __slots__ = ("_go",)
 
@@ -74,7 +74,7 @@ class StreamTransport:
     timeline : Timeline
         The collective's timeline.
     ranks : Transport
-        Any transport between the same ranks.
+        A transport between the same ranks, which supplies ranks and nodes only.
     """
 
     def __init__(self, gpu_transport: NCCLBase, timeline: Timeline, ranks: Transport) -> None:

@@ -1,8 +1,8 @@
 """The order of kernels and copies on an asynchronous device: the stream of each, and the events it waits for.
 
-Kernels that encode or add share one stream, so that decode, add and encode again need no wait between them. Finished
-chunks are decoded on several other streams, and messages from GPU to GPU have one. With staging, two more streams copy
-wires to and from pinned host memory while kernels run.
+Kernels that encode or add share one stream, so that decoding, adding and encoding again need no wait between them.
+Finished chunks are decoded on several other streams. Messages from GPU to GPU have their own stream. With staging, two
+more streams copy wires to and from pinned host memory while kernels run.
 
 This module is independent of the hardware, which `compcoll.gpu.runtime` hides.
 """
@@ -47,7 +47,7 @@ class Streams:
 class Ending:
     """The end of a collective, for which the caller's streams wait.
 
-    The stream of the call waits in any case, since the arrays' memory may be used again in its order.
+    The stream of the call waits even if the request is dropped, since its later work may reuse the arrays' memory.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class Timeline:
         self._last_messages: Event | None = None
 
     def _enter(self, stream: Stream, terms: Sequence[Wire]) -> None:
-        """Launch the next kernels on a stream, after the caller's work and the arrival of some wires."""
+        """Select the stream of the next kernels. It waits for the caller's work and for the wires in ``terms``."""
         if stream not in self._used:
             self._used.append(stream)
             self._runtime.wait(stream, self._before)
@@ -123,7 +123,7 @@ class Timeline:
         self._runtime.launching = stream
 
     def encoding(self, terms: Sequence[Wire], *, of_result: bool) -> None:
-        """Prepare to encode the sum of some wires; ``of_result``: and of values that other streams may have decoded."""
+        """Prepare to encode the sum of some wires; with ``of_result``, after all decoding on other streams."""
         encode = self._streams.encode
         self._enter(encode, terms)
         if of_result:
@@ -148,7 +148,7 @@ class Timeline:
         return None if event is None else self._runtime.pending(event)
 
     def decoding(self, terms: Sequence[Wire], *, adding: bool) -> None:
-        """Prepare to decode some wires; ``adding``: and add them to this rank's values."""
+        """Prepare to decode some wires and, with ``adding``, to add them to this rank's values."""
         if adding:
             self._enter(self._streams.encode, terms)
             return
@@ -216,7 +216,7 @@ class Timeline:
         self._runtime.copy(source, target, source.nbytes, stream)
 
     def allocated(self, allocate: Callable[[Stream], Array]) -> Array:
-        """Allocate memory on the caller's stream, and order later work after the memory's previous use there."""
+        """Allocate memory on the caller's stream, and order later work after earlier uses of that memory."""
         memory = allocate(self._caller)
         self._before = self._runtime.record(self._caller)
         self._used.clear()
@@ -227,6 +227,6 @@ class Timeline:
         events = [self._runtime.record(stream) for stream in self._used]
         ending = Ending(self._runtime, self._caller, tuple(events), arrays)
         ending.last = self._last_messages
-        if self._last_read is not None:  # the wire was perhaps not sent, so nothing else waited for the copy
+        if self._last_read is not None:  # if the wire was not sent, nothing else has waited for this copy
             events.append(self._last_read)
         return ending, [self._runtime.pending(event) for event in events]

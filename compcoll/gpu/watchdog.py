@@ -1,4 +1,4 @@
-"""A watchdog over work on GPU streams for which no host waits."""
+"""A watchdog for work on GPU streams that no host waits for."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 Array = Any
 Event = Any
 Message = tuple[Array, int]
-"""Bytes in GPU memory, and the other rank."""
+"""Bytes in GPU memory, and the rank that receives or sends them."""
 
 _SECONDS_BETWEEN_POLLS = 0.02
-_SECONDS_WITHOUT_WORK = 10.0  # after which the thread ends, until work is added again
+_SECONDS_WITHOUT_WORK = 10.0  # then the thread ends; new work starts another one
 
 
 class _Watched(NamedTuple):
@@ -32,9 +32,9 @@ class _Watched(NamedTuple):
 
 
 class NCCLBase(ABC):
-    """One rank's NCCL communicator, whichever library calls NCCL. A thread polls its work and aborts what is late.
+    """One rank's NCCL communicator. A thread polls its work, and aborts all of it if some is late.
 
-    All ranks start the same operations in the same order.
+    Subclasses call NCCL. All ranks must start the same operations in the same order.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class NCCLBase(ABC):
     Attributes
     ----------
     error : CompcollError or None
-        The first error. No more work must be started then.
+        The first error. After an error, no more work may be started.
     """
 
     name = "NCCL"
@@ -70,7 +70,7 @@ class NCCLBase(ABC):
 
     @abstractmethod
     def _abort(self) -> None:
-        """Abort all pending work, without the other ranks."""
+        """Abort all pending work, without waiting for other ranks."""
 
     @abstractmethod
     def _leave(self) -> None:
@@ -96,9 +96,9 @@ class NCCLBase(ABC):
             raise self.error
 
     def free(self, seconds: float) -> None:
-        """End the communicator, once: NCCL allows either an abort or a destruction, which waits for the other ranks.
+        """Destroy the communicator, which waits for the other ranks; abort it if work does not end within ``seconds``.
 
-        It is aborted if its work does not end within ``seconds``.
+        NCCL allows only one of the two, and only once.
         """
         with self._lock:
             self._ending = True
@@ -117,7 +117,7 @@ class NCCLBase(ABC):
         leaving.join(seconds)
 
     def _at_the_end(self, work: Callable[[], None]) -> None:
-        with self._runtime.current, suppress(Exception):  # an error of NCCL has no caller any more
+        with self._runtime.current, suppress(Exception):  # no caller is left to handle an error of NCCL
             work()
 
     def _run(self) -> None:
@@ -139,7 +139,7 @@ class NCCLBase(ABC):
                     if not ended and time.monotonic() > since + first.seconds:
                         raise PeerTimeout(
                             f"{first.what} by {self.name} has not ended within {first.seconds:g} s: some rank did not "
-                            f"come to it, or has died; {self.name}'s communicator was aborted"
+                            f"start it, or has died; {self.name}'s communicator was aborted"
                         )
                 except Exception as error:
                     self._give_up(first, error)

@@ -1,16 +1,16 @@
 """Simulated networks: thousands of ranks on a virtual clock, in one process. Messages take time but have no content.
 
 The network has two levels: ranks on nodes, and links between nodes. A message takes ``α + nbytes β``. It passes
-servers, which serve one message after the other: each rank's port inside its node, each of a node's NICs, and the
-node's uplink, which is slower than all its NICs if the network is oversubscribed. Each direction has its own servers.
-Bytes of a message pass to the next server as soon as they leave the previous one (cut-through). A message that waits
-for its receiver waits in the network.
+servers, each of which serves one message after the other: a rank's port inside its node, a node's NICs, and the node's
+uplink, which is slower than all its NICs if the network is oversubscribed. Each direction has its own servers. Bytes of
+a message pass to the next server as soon as they leave the previous one (cut-through). A message waits for its receiver
+in the network.
 
-Each rank has its own clock, advanced by its kernels and messages. It may run ahead, and stops only if the rank waits
-for an unknown time. Events serve shared servers in the order of time.
+Each rank has its own clock, which its kernels and messages advance. A rank runs ahead until it waits for a message
+whose time is not yet known. Events at servers are handled in the order of time, since ranks share servers.
 
 If all nodes do the same at the same time, one node is enough: with a `Symmetry`, the first node's ranks stand for all
-others. A message to another node is then replaced by the one that the first node receives in its place.
+others. A message to another node is then replaced by the corresponding message that the first node receives.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Network:
     message : float
         Host seconds of a message, half of them at each end.
     copied : bool
-        Whether the receiver's host moves the bytes inside a node, as in shared memory, and not a port.
+        Whether the receiver's host copies the bytes inside a node, as with shared memory, instead of ports.
     """
 
     inside: Link
@@ -68,7 +68,7 @@ class Network:
 
 
 def has_symmetry(symmetry: Symmetry, ranks: int, per_node: int) -> bool:
-    """Return whether nodes can stand for each other: all have equally many ranks, powers of two for ``"exclusive"``."""
+    """Return whether nodes can stand for each other: they have equal sizes, powers of two for ``"exclusive"``."""
     if symmetry == "exclusive":
         return ranks & ranks - 1 == 0 and per_node & per_node - 1 == 0
     return symmetry == "rotation" and ranks % per_node == 0
@@ -93,7 +93,7 @@ class Node:
         port = 0.0 if network.copied else near.per_byte
         self.ports_out = [Server(port, near.latency) for _ in ranks]
         self.ports_in = [Server(port) for _ in ranks]
-        # The latency follows the last server of the sending node.
+        # The latency belongs to the last server of the sending node.
         shared = network.oversubscription > 1
         self.nics_out = [Server(far.per_byte, 0.0 if shared else far.latency) for _ in nics]
         self.nics_in = [Server(far.per_byte) for _ in nics]
@@ -103,7 +103,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class _Waited:
-    """One end of a message. ``done`` is the time when it completes, infinite while unknown."""
+    """The request of one end of a message. ``done`` is the time of its completion, infinite while unknown."""
 
     rank: SimulatedTransport
     wire: Wire
@@ -119,7 +119,7 @@ class _Waited:
 
 @dataclass(slots=True, eq=False)
 class _Message:
-    """A message on its way. ``tail`` is the time when its last byte leaves the current server."""
+    """A message. ``tail`` is the time when its last byte leaves the current server."""
 
     sending: _Waited
     nbytes: int
@@ -176,7 +176,7 @@ class Simulated:
             raise InvalidArgument(f"{size} ranks: at least 1 is needed")
         if symmetry != "none" and not has_symmetry(symmetry, size, per_node):
             reason = "nodes differ" if symmetry == "rotation" else "powers of two are needed"
-            raise InvalidArgument(f"{size} ranks, {per_node} per node: {reason}, no node stands for another")
+            raise InvalidArgument(f"{size} ranks, {per_node} per node: {reason}, so no node can stand for all")
         self.size = size
         self.network = network
         self._symmetry = symmetry
@@ -202,7 +202,7 @@ class Simulated:
         starts : sequence of float
             The time when each rank begins; 0 by default.
         opened : sequence of float
-            The time when each rank's handshake ends; 0 by default. Before, the rank may send, but use no received data.
+            The time when each rank's handshake ends; 0 by default. Until then, it may send, but not use received data.
 
         Raises
         ------
@@ -227,7 +227,7 @@ class Simulated:
                 self._progress(0x1000)
         stuck = [transport.rank for transport in self.transports if not transport.ended]
         if stuck:
-            raise CompcollError(f"deadlock: of {len(self.transports)} ranks {len(stuck)} wait, {stuck[0]} first")
+            raise CompcollError(f"deadlock: of {len(self.transports)} ranks {len(stuck)} wait, for example {stuck[0]}")
         return Account(tuple(transport.now for transport in self.transports), self._messages)
 
     def send(self, source: SimulatedTransport, wire: Wire, dest: int, tag: int) -> _Waited:
@@ -263,7 +263,7 @@ class Simulated:
         return receiving
 
     def _image(self, source: int, dest: int) -> tuple[int, int]:
-        """Return the source and dest, a simulated rank, of the message that stands for this one."""
+        """Return the source and dest of the message that stands for this one. Its dest is a simulated rank."""
         if self._symmetry == "none":
             return source, dest
         inner = dest % self.network.ranks_per_node
@@ -317,7 +317,7 @@ class Simulated:
 
     @staticmethod
     def _deliver(message: _Message, receiving: _Waited) -> None:
-        if isinstance(receiving.wire.buffer, memoryview):  # a short buffer with content, as of a handshake
+        if isinstance(receiving.wire.buffer, memoryview):  # a message with content, such as a handshake's
             receiving.wire.content[:] = message.sending.wire.content
         _complete(receiving, max(message.arrived, receiving.posted))
 

@@ -31,16 +31,16 @@ from ..transports.base import Group, Transport, Wire
 from .network import Account, Network, Simulated, SimulatedTransport, has_symmetry
 from .sizes import Extent, SizesCoder
 
-# The algorithms that can be simulated. MPI's own cannot: its algorithms are unknown.
+# The algorithms that can be simulated. MPI's allreduce cannot, since its algorithm is unknown.
 ALGORITHMS = tuple(choose.ALLREDUCE)
 
 # Up to this number, messages are simulated one by one, with the exact size.
 _FEW_MESSAGES = 300_000
 
-# More messages take minutes and much memory.
+# More messages than this take minutes and much memory.
 _MANY_MESSAGES = 5_000_000
 
-# Sizes may be rounded up by this factor, so that all ranks have chunks of one size.
+# Sizes may be rounded up by this factor, so that all ranks have chunks of equal size.
 _ROUNDED = 1.02
 
 
@@ -63,7 +63,7 @@ class Scenario:
     call : float
         Host seconds before the algorithm begins.
     segment : int, optional
-        Uncompressed bytes of a segment; by default those that our algorithms use between this number of nodes.
+        Uncompressed bytes of a segment; by default as our algorithms choose for this number of nodes.
     """
 
     ranks: int
@@ -185,7 +185,7 @@ def allreduce(
     simulated = Simulated(scenario.ranks, scenario.network, cut.symmetry, progress)
     begun = handshake(scenario.ranks, scenario.network)
     opened = [scenario.call + begun.seconds[t.rank % len(begun.seconds)] for t in simulated.transports]
-    ahead = plan.coders is not None and plan.coders.coder.fixed_size  # as in blocking calls that are replayed
+    ahead = plan.coders is not None and plan.coders.coder.fixed_size  # as in blocking calls that run a compiled plan
     starts = [scenario.call] * len(opened) if ahead else opened
     raw = profile.speed(RAW, 8.0 * itemsize)
     speed = raw if codec is None else profile.speed(codec.kind, codec.wire_bits(device, scenario.dtype))
@@ -261,7 +261,7 @@ def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int
 
 
 def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
-    """Cut a buffer, with chunks of one size if it (or about its size) permits; then one node stands for all."""
+    """Cut a buffer into chunks. If they have equal size, perhaps after rounding up, one node stands for all."""
     ranks, record = scenario.ranks, RECORDS[plan.algorithm]
     chunks = balanced_chunks(n, record.parts(ranks), plan.lengths)
     exact = _Cut(n, chunks, "none")
@@ -278,14 +278,14 @@ def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
 
 
 def _parts(plan: Plan, scenario: Scenario) -> int:
-    """Return the number of parts of a buffer that must have one size so that all nodes do the same."""
+    """Return the number of parts of a buffer that must have equal size so that all nodes do the same."""
     if plan.algorithm == choose.HIERARCHICAL:
         return scenario.ranks // scenario.network.ranks_per_node
     return RECORDS[plan.algorithm].parts(scenario.ranks)
 
 
 def _unit(plan: Plan, n: int, scenario: Scenario) -> int:
-    """Return a number of values whose multiples can be cut into parts of one size."""
+    """Return a number of values whose multiples can be cut into parts of equal size."""
     unit = _parts(plan, scenario) * plan.lengths.block
     return unit * (64 if n >= 1024 * unit else 1)
 
@@ -302,7 +302,7 @@ def _too_many(scenario: Scenario, plan: Plan, count: int) -> str:
         remedy += f", or a multiple of {per_node},"
     return (
         f"{plan.algorithm} of {scenario.nbytes} bytes on {ranks} ranks: {count} messages would be simulated one by "
-        f"one, since not all nodes do the same: {remedy} would be fast; or be patient"
+        f"one, since not all nodes do the same: {remedy} would be fast; or set patient"
     )
 
 

@@ -1,4 +1,4 @@
-"""A device without memory: arrays are lengths, and kernels take virtual time."""
+"""A device without memory: arrays have only a length, and kernels take virtual time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = Any
 
 
 class Extent:
-    """A stand-in for memory of ``nbytes`` bytes. A slice is not smaller: kernels get lengths as arguments."""
+    """A stand-in for memory of ``nbytes`` bytes. Slicing returns it whole, since kernels get lengths as arguments."""
 
     __slots__ = ("nbytes",)
 
@@ -26,9 +26,9 @@ class Extent:
 
 
 class SizesCoder:
-    """A coder that only advances the clock (the contract is `compcoll.codecs.base.Coder`).
+    """A coder that only advances the clock; implements `compcoll.codecs.base.Coder`.
 
-    Each term beyond the first two takes the time of an addition. Kernels compute on halves as float32.
+    Each term beyond the first two takes the time of ``accumulate``. 16-bit floats take as long as float32.
 
     Parameters
     ----------

@@ -27,8 +27,8 @@ _SPEEDS = {**_BITS_PER_SECOND, **{f"{p}B/s": 1000**i for i, p in enumerate(["", 
 def add_codec_options(parser: argparse._ActionsContainer, text: str) -> None:
     """Add ``--codec`` to a parser, and the options of all codecs: the fields of their dataclasses.
 
-    An option has the name of its field. It is ``--codec-NAME`` if commands have an option of that name, or if only
-    codecs of other packages have that field.
+    The option for a field is ``--NAME``. It is ``--codec-NAME`` if a command has its own option ``--NAME``, or if only
+    codecs of other packages have the field.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def chosen_codec(args: argparse.Namespace) -> Codec | None:
-    """Return the codec that the arguments describe, or None.
+    """Return the codec that the arguments describe; None for uncompressed values.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def _fields(cls: Any) -> Iterator[Field[Any]]:
 
 
 def _options() -> dict[str, list[tuple[type[Codec], Field[Any]]]]:
-    """Return, by the name of an option, the codecs that have it, with the fields."""
+    """Map the name of each option to the codecs that have it, and their fields."""
     found: dict[str, list[tuple[type[Codec], Field[Any]]]] = {}
     for _, cls in sorted(codec_classes().items()):
         for field in _fields(cls):
@@ -145,7 +145,7 @@ def parse_speed(text: str) -> float:
 
 
 def given(text: str | None, parse: Callable[[str], float], otherwise: float) -> float:
-    """Return the value of an option that may be absent (None) or 0."""
+    """Parse the text of an option; return ``otherwise`` if it is None, and 0 for ``"0"``, which needs no unit."""
     if text is None:
         return otherwise
     return 0.0 if text.strip() == "0" else parse(text)
@@ -158,7 +158,7 @@ def link(speed: str | None, latency: str | None, otherwise: Link) -> Link:
 
 
 def _parse(text: str, units: Mapping[str, float], expected: str) -> float:
-    """Parse a positive number with a unit, as given or in lower case."""
+    """Parse a positive number with a unit. The unit may also be one of ``units`` after conversion to lower case."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ/]*)", text.strip(), re.IGNORECASE)
     unit = units.get(match[2], units.get(match[2].lower(), math.nan)) if match else math.nan
     value = float(match[1]) * unit if match else math.nan

@@ -1,4 +1,4 @@
-"""`check_codec`: test all promises of a codec on which collectives rely, without MPI, on ranks in this process."""
+"""`check_codec`: test everything about a codec that collectives rely on, with ranks in this process and without MPI."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LONG = 600_000  # values: more than one segment on each of two ranks
 def check_codec(codec: str | Codec, **codec_options: Any) -> None:
     """Check that a codec keeps its promises to collectives, in every algorithm, on a few ranks in this process.
 
-    The promises are the keys of ``compcoll.tools.check.PROMISES``. A codec with kernels takes about a second.
+    The promises are the keys of ``compcoll.tools.check.PROMISES``. To check a codec with C++ kernels takes a second.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def check_codec(codec: str | Codec, **codec_options: Any) -> None:
             for trial in () if chosen.additive and name in _OF_CODERS else trials:
                 try:
                     found = next(promise(trial), None)
-                except Exception as error:  # the codec may raise any
+                except Exception as error:  # a codec may raise any exception
                     found = f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
                 if found is not None:
                     broken[name] = f"{trial.dtype}: {found}"
@@ -190,12 +190,12 @@ class Ranks:
         return names
 
     def allowed(self, collective: str, algorithm: str, x: Array) -> float:
-        """Return the allowed relative error of a result: twice the worst sum of errors of encoding x."""
+        """Return the allowed relative error of a result: twice the most that errors of encoding ``x`` can add up to."""
         trial, rounding = self.trial, (self.size + 2) * self.trial.rounding
         if trial.codec.additive:
             error = trial.codec.sum_error(self.size)
             return np.inf if error is None else 2 * error + rounding
-        once = max(trial.once(x), trial.once(x[: x.size // self.size]))  # of buffers and of chunks
+        once = max(trial.once(x), trial.once(x[: x.size // self.size]))  # of a buffer, and of a chunk
         record = ALGORITHMS[algorithm]
         growth = record.growth(collective, self.size, self.nodes, once)
         levels = record.encodings(collective, self.size, self.nodes).levels
@@ -210,19 +210,19 @@ def _configuration(trial: Trial) -> Found:
     hash(codec)  # plans are cached by codec
     twin = dataclasses.replace(codec) if dataclasses.is_dataclass(codec) else copy.copy(codec)
     if twin != codec or hash(twin) != hash(codec) or repr(twin) != text or " at 0x" in text:
-        yield f"a codec of the same options is not equal to it, or shows as {twin!r}: ranks compare them by repr"
+        yield f"a codec with the same options is not equal, or has the repr {twin!r}: ranks compare codecs by repr"
     if not dataclasses.is_dataclass(codec) or not type(codec).__dataclass_params__.frozen:
-        yield "its options may change: make the class a frozen dataclass"
+        yield "its options can be changed: make the class a frozen dataclass"
 
 
 def _wire_size(trial: Trial) -> Found:
     coder, fixed = trial.coder, trial.codec.fixed_size
     if coder.fixed_size != fixed:
-        yield f"fixed_size is {fixed} of the codec and {coder.fixed_size} of its coder"
+        yield f"fixed_size is {fixed} in the codec, but {coder.fixed_size} in its coder: let both be equal"
     for what, x in trial.samples().items():
         length, most = trial.encode(x).size, coder.wire_nbytes(x.size)
         if fixed and length != most:
-            yield f"{what}: {length} bytes, but fixed_size is True: write all {most}, or let it be False"
+            yield f"{what}: {length} bytes, but fixed_size is True: write all {most}, or set fixed_size to False"
 
 
 def _inputs(trial: Trial) -> Found:
@@ -234,7 +234,7 @@ def _inputs(trial: Trial) -> Found:
     trial.decode(x.size, wire, add=add)
     for what, each, content in zip(("the values", "the values added to", "a wire"), given, before, strict=True):
         if each.tobytes() != content:
-            yield f"{what} changed: write to the wire and to out alone"
+            yield f"{what} changed: write only to the wire and to out"
 
 
 def _same_bytes(trial: Trial) -> Found:
@@ -242,7 +242,7 @@ def _same_bytes(trial: Trial) -> Found:
     first = trial.encode(x, rng_counter=1)
     trial.encode(other, rng_counter=2)
     if not same(first, trial.encode(x, rng_counter=1, fill=0xFF)):
-        yield "the same values gave other bytes: keep no state, write all bytes, draw random numbers from rng alone"
+        yield "the same values gave other bytes: keep no state, write all bytes, draw random numbers only from rng"
     if trial.codec.stochastic and all(
         same(first, trial.encode(x, rng_counter=rng_counter)) for rng_counter in range(2, 10)
     ):
@@ -253,9 +253,9 @@ def _special_values(trial: Trial) -> Found:
     for what, x in trial.samples().items():
         got, known = trial.decode(x.size, trial.encode(x)).astype(np.float64), np.isfinite(x.astype(np.float64))
         if np.isfinite(got[~known]).any():
-            yield f"{what}: decoded to a finite value"
+            yield f"{what}: NaN or Inf became finite: keep it NaN or Inf"
         if "large" not in what and known.all() and not np.isfinite(got).all():
-            yield f"{what}: decoded to NaN or Inf"
+            yield f"{what}: finite values became NaN or Inf"
 
 
 def _decoding(trial: Trial) -> Found:
@@ -271,13 +271,13 @@ def _decoded_copy(trial: Trial) -> Found:
         decoded = np.full_like(x, 7)
         wire = trial.encode(x, decoded=decoded)
         if not same(decoded, trial.decode(x.size, wire)):
-            yield f"{what}: encode must store in how.decoded what decode makes of the wire, on which other ranks go on"
+            yield f"{what}: encode must store in how.decoded the values that other ranks decode from the wire"
         if not same(wire, trial.encode(x)):
-            yield f"{what}: the wire depends on whether decoded values are asked for"
+            yield f"{what}: the wire is different if how.decoded is None: write the same wire"
 
 
 def _residual(trial: Trial) -> Found:
-    if trial.dtype != trial.computed.name:  # halves are rounded once more
+    if trial.dtype != trial.computed.name:  # 16-bit floats are rounded once more
         return
     x, kept = trial.normals(trial.n), trial.normals(trial.n, seed=1) / 8
     for feed, share in [(True, 1.0)] if trial.sparse else [(True, 1.0), (True, 0.5), (False, 0.5)]:
@@ -287,11 +287,11 @@ def _residual(trial: Trial) -> Found:
         right = (given - trial.decode(x.size, wire)) * share + (0.0 if feed else kept)
         if not np.allclose(residual, right, rtol=0, atol=4 * trial.rounding * float(np.abs(given).max())):
             how = f"feed={feed}, residual_scale={share}"
-            yield f"{how}: how.residual must hold the encoded values less the decoded, times residual_scale"
+            yield f"{how}: how.residual must hold the encoded values minus the decoded ones, times residual_scale"
     x[trial.n // 2], residual = np.nan, kept.copy()
     trial.encode(x, residual=residual)
     if not np.isfinite(residual).all():
-        yield "a loss that is NaN or Inf must be 0 in how.residual: it would stay for ever"
+        yield "store 0 in how.residual if an error is NaN or Inf: it would stay there for ever"
 
 
 def _sums(trial: Trial) -> Found:
@@ -305,11 +305,11 @@ def _sums(trial: Trial) -> Found:
         if not np.allclose(got.astype(np.float64), right, rtol=0, atol=near):
             yield f"decode must store add · scale plus {count} decoded wires"
         if not same(got, trial.decode(x.size, *wires[:count], add=(out := x.copy()), out=out, scale=0.5)):
-            yield "decode gives other values where out is add"
+            yield "decode gives other values if out is add: read each value before you overwrite it"
     if trial.dtype == trial.computed.name and not same(
         trial.encode(x, wires), trial.encode(trial.decode(x.size, *wires, add=x))
     ):
-        yield "encode of an array and wires must write the bytes of their sum"
+        yield "encode of an array and wires must write the same bytes as encode of their sum"
 
 
 def _failed_decoding(trial: Trial) -> Found:
@@ -321,7 +321,7 @@ def _failed_decoding(trial: Trial) -> Found:
         trial.decode(x.size, wire[: wire.size // 2].copy(), out=out)
     except Exception:
         if (out != 7).any():
-            yield "decode of half a wire wrote to out, then raised an error: check the wire before"
+            yield "decode of half a wire wrote to out, then raised an error: check the wire first"
 
 
 def _worlds(trial: Trial) -> list[Ranks]:
@@ -359,13 +359,13 @@ def _other_collectives(trial: Trial) -> Found:
 def _compared(
     ranks: Ranks, collective: str, algorithm: str, inputs: Sequence[Array], feedback: Sequence[Any] = ()
 ) -> Found:
-    """Compare the results of a collective with the exact ones, and with each other if all ranks get the same."""
+    """Compare a collective's results with the exact ones, and with each other if all ranks must get the same result."""
     before = [x.tobytes() for x in inputs]
     results = ranks.run(collective, algorithm, inputs, feedback)
     case = f"{collective} of {inputs[0].size} values by {algorithm} on {ranks.size} ranks"
     alike = collective not in ("reduce_scatter", "alltoall")
     if alike and any(not same(result, results[0]) for result in results):
-        yield f"{case}: ranks have different bits: how.decoded must hold what others decode"
+        yield f"{case}: ranks have different bits: how.decoded must hold what other ranks decode"
     if any(x.tobytes() != content for x, content in zip(inputs, before, strict=True)):
         yield f"{case}: the input changed"
     if ranks.trial.sparse and collective == "allreduce":  # values not sent stay in ``feedback``
@@ -374,7 +374,7 @@ def _compared(
     exact = _exact(collective, [x.astype(np.float64) for x in inputs])
     error = max(relative(result, right) for result, right in zip(results, exact, strict=True))
     if not error <= allowed:
-        yield f"{case}: the relative error is {error:.2g}; going by one encoding it should be below {allowed:.2g}"
+        yield f"{case}: the relative error is {error:.2g}, but the error of one encoding allows only {allowed:.2g}"
 
 
 def _exact(collective: str, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -407,7 +407,7 @@ def _error_feedback(trial: Trial) -> Found:
             off = total + sum(each.residual for each in kept if each.residual is not None) - 2 * exact
             if not float(np.abs(off).max()) <= 64 * trial.rounding * largest:
                 case = f"two allreduces by {algorithm} on {ranks.size} ranks"
-                yield f"{case}: results and residuals add up to {np.abs(off).max():.2g} off the exact sum"
+                yield f"{case}: the sum of results and residuals is {np.abs(off).max():.2g} off the exact sum"
 
 
 def _by_name(*promises: Callable[[Trial], Found]) -> dict[str, Callable[[Trial], Found]]:

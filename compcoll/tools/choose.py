@@ -17,8 +17,8 @@ from .arguments import link, parse_bytes
 from .explain import add_place, plan_in, profile_named, world_of
 
 DESCRIPTION = (
-    "Prints, by the cost model, which codec and algorithm make an allreduce fastest while the error of "
-    "its result stays inside what is allowed, and what that gains over MPI's own. Needs no MPI."
+    "Prints which codec and algorithm the cost model predicts to be fastest for an allreduce with an "
+    "allowed error of the result, and the gain over MPI's own allreduce. Needs no MPI."
 )
 EXAMPLE = "python -m compcoll choose --bytes 100M --link 10gbit --ranks 16 --error 1e-2"
 
@@ -27,23 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_place(parser)
     add = parser.add_argument
-    add("--link", metavar="SPEED", help="a node's network, each way: 10gbit, 1.25GB/s (default: the profile's)")
-    add("--latency", metavar="TIME", help="of a message between nodes, such as 20us (default: the profile's)")
+    add("--link", metavar="SPEED", help="a node's speed in each direction: 10gbit, 1.25GB/s (default: the profile's)")
+    add("--latency", metavar="TIME", help="latency between nodes, such as 20us (default: the profile's)")
     add(
         "--error",
         type=float,
         default=1e-2,
         metavar="X",
-        help="relative error of the result that is allowed, ‖result - exact‖ / ‖exact‖ (default: %(default)g)",
+        help="allowed relative error of the result, ‖result - exact‖ / ‖exact‖ (default: %(default)g)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan as `Communicator.explain` does, and the call to write."""
+    """Print the plan as `Communicator.explain` does, and the call for a program."""
     profile = profile_named(args.profile, HostDevice())
     world = world_of(args, profile)
     if args.link is not None or args.latency is not None:
-        # Timings are of the profile's own links.
+        # The profile's timings were measured on other links, so they do not apply.
         between = link(args.link, args.latency, profile.between)
         profile = replace(profile, between=between, timings=(), source=f"{profile.source}, but for the link")
     plan = chosen(profile, world, parse_bytes(args.bytes), args.error, args.dtype)

@@ -1,4 +1,4 @@
-"""``python -m compcoll cubins``: compile the CUDA kernels' machine code ahead of time."""
+"""``python -m compcoll cubins``: compile the CUDA kernels ahead of time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ EXAMPLE = "python -m compcoll cubins --arch 90 --codec zfp --rate 8"
 
 
 def programs(codecs: list[Codec], dtype: str) -> list[Program]:
-    """Return the programs that collectives on arrays of a type need, with these codecs or without any."""
-    device: Any = SimpleNamespace(coder=partial(DeviceCoder, cast(Any, None)))  # launches nothing
+    """Return the programs that collectives on arrays of a type need: with each of these codecs, and without a codec."""
+    device: Any = SimpleNamespace(coder=partial(DeviceCoder, cast(Any, None)))  # without a runtime: nothing is launched
     fixed = [codec for codec in (Cast(dtype), *codecs) if codec.fixed_size and not codec.additive]
     computed = computed_on(dtype).name
     coders: list[Any] = [codec.coder(device, dtype) for codec in fixed]
@@ -39,10 +39,10 @@ def programs(codecs: list[Codec], dtype: str) -> list[Program]:
 
 
 DESCRIPTION = (
-    "Compiles the CUDA kernels of a codec, or of all with their usual options, into the folder "
-    "COMPCOLL_CUBINS, or one of the user's cache, where every rank that uses the folder finds them. Needs NVRTC "
-    "(compcoll[cuda13] or [cuda12]), and no GPU. Without this, one rank of a node compiles a kernel when it is "
-    "first used."
+    "Compiles the CUDA kernels of one codec, or of all codecs with default options, into the folder "
+    "COMPCOLL_CUBINS (default: a folder in the user's cache). All ranks that use this folder find them. Needs NVRTC "
+    "(compcoll[cuda13] or [cuda12]), but no GPU. Kernels not compiled before are compiled at their first use, by one "
+    "rank of a node."
 )
 
 
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(cubins.ARCHITECTURES)
     text = f"compute capabilities without a dot, by default {known}: A100, H100, B200"
     parser.add_argument("--arch", nargs="+", default=list(cubins.ARCHITECTURES), metavar="NUMBER", help=text)
-    parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="of arrays; default float32")
-    add_codec_options(parser, "only this one; by default all, with their usual options")
+    parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="element type (default: float32)")
+    add_codec_options(parser, "compile for this codec only (default: all codecs, with default options)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 WRONG, SLOW, NOTE = "wrong", "slow", "note"
 
 _NEEDED = ("numpy", "ml_dtypes", "zfpy", "mpi4py")
-_SECONDS = 1.0  # for messages
+_SECONDS = 1.0  # to measure messages
 _TIMEOUT = 60.0
 
 
@@ -45,9 +45,9 @@ class Finding(NamedTuple):
     Attributes
     ----------
     level : {"wrong", "slow", "note"}
-        Whether results would be wrong or missing, slow, or neither.
+        ``"wrong"`` if results are wrong or missing, ``"slow"`` if something costs speed, else ``"note"``.
     text, remedy : str
-        The description, and what to do.
+        The description, and what the user can do.
     """
 
     level: str
@@ -98,8 +98,8 @@ class Report:
 
 
 DESCRIPTION = (
-    "Looks at the machine, MPI and the launcher, tests codecs and collectives, and says what to "
-    "change. Alone or under mpirun: with as many ranks, and on as many nodes, as will be used. Exit status 1 if "
+    "Examines the machine, MPI and the launcher, tests codecs and collectives, and prints what to "
+    "change. Start it alone, or under mpirun with the ranks and nodes that you will use. The exit status is 1 if "
     "something is wrong."
 )
 EXAMPLE = "mpirun -n 4 python -m compcoll doctor"
@@ -142,9 +142,9 @@ def _environment(report: Report) -> None:
     report.add("environment", text or "no settings of compcoll's or MPI's", environment=every)
     for name in unknown:
         text = f"{name} is in the environment, but compcoll has no such setting"
-        report.find(NOTE, text, "look for a slip of the pen")
+        report.find(NOTE, text, "check the spelling")
     for read in (config.timeout, lambda: config.threads(1), config.segment_nbytes):
-        report.attempt(read, "set it right, or unset it")
+        report.attempt(read, "correct it, or unset it")
 
 
 def _cpu(report: Report) -> None:
@@ -154,10 +154,10 @@ def _cpu(report: Report) -> None:
     used = report.attempt(lambda: config.instruction_set(sets), "choose one that this CPU can run, or unset it")
     report.add("kernels", f"{used or 'none'} of {', '.join(sets)}", instruction_set=used, instruction_sets=sets)
     if used is not None and used != sets[-1]:
-        remedy = f"unset {config.INSTRUCTION_SET}, unless you compare"
+        remedy = f"unset {config.INSTRUCTION_SET}, unless you compare instruction sets"
         report.find(SLOW, f"kernels use {used}, but this CPU can run {sets[-1]}", remedy)
     if sets == ["portable"] and platform.machine() == "x86_64":
-        report.find(SLOW, "this CPU has no AVX2: kernels are the portable ones", "a newer CPU encodes faster")
+        report.find(SLOW, "this CPU has no AVX2, so the portable kernels are used", "a newer CPU encodes faster")
 
 
 def examine_ranks(report: Report, started_by: Launcher) -> bool:
@@ -182,7 +182,7 @@ def examine_ranks(report: Report, started_by: Launcher) -> bool:
         _profile(report, transport)
         _collect(report, transport)
     except CompcollError as error:
-        report.find(WRONG, f"{type(error).__name__}: {error}", "see above where it was")
+        report.find(WRONG, f"{type(error).__name__}: {error}", "the error is in the test after the last line above")
     alone = transport.size == 1 and started_by.ranks > 1
     return started_by.rank == 0 if alone else transport.rank == 0
 
@@ -203,13 +203,13 @@ def _library(report: Report, transport: MPITransport, started_by: Launcher) -> N
     if started_by.ranks != transport.size and started_by.name != "none":
         report.find(
             WRONG,
-            f"{started_by.name} started {started_by.ranks} ranks, but MPI sees {transport.size}: it belongs to another "
-            f"MPI than the library that mpi4py loaded ({name})",
+            f"{started_by.name} started {started_by.ranks} ranks, but MPI sees {transport.size}: this launcher belongs "
+            f"to another MPI than the library that mpi4py loaded ({name})",
             "use the mpirun of that library (launch/mpirun finds it), or point MPI4PY_LIBMPI at the other library",
         )
     if known.thread_level != "MULTIPLE":
         text = f'MPI was started with thread level {known.thread_level}: progress="thread" cannot be used'
-        report.find(NOTE, text, 'mpi4py.rc.thread_level = "multiple" before MPI starts, and an MPI built for it')
+        report.find(NOTE, text, 'set mpi4py.rc.thread_level = "multiple" before MPI starts; MPI must support it')
 
 
 def _placement(report: Report, transport: MPITransport) -> None:
@@ -224,11 +224,11 @@ def _placement(report: Report, transport: MPITransport) -> None:
         bound = binding([every[rank] for rank in ranks], present[ranks[0]])
         texts.append(f"{len(ranks)} on {host} ({len(every[ranks[0]])} cores a rank, {bound})")
         if len(ranks) > len(cores):
-            remedy = "start fewer ranks on it, or have the launcher bind fewer cores away from them"
+            remedy = "start fewer ranks there, or let the launcher bind them to more cores"
             report.find(SLOW, f"{len(ranks)} ranks share {len(cores)} cores on {host}", remedy)
     text = f"{transport.size} on {_counted(len(texts), 'node')}: {'; '.join(texts[:4])}{' …' * (len(texts) > 4)}"
     report.add("ranks", text, ranks=transport.size, nodes=list(transport.nodes), hosts=hosts, cores=every)
-    threads = report.attempt(lambda: config.threads(transport.cores), f"set {config.THREADS} right, or unset it")
+    threads = report.attempt(lambda: config.threads(transport.cores), f"correct {config.THREADS}, or unset it")
     report.add("threads", f"{threads} for each kernel", threads=threads)
     if threads is not None and threads > (usable := usable_cores()):
         text = f"{threads} threads for each kernel on {_counted(usable, 'core')}"
@@ -240,11 +240,11 @@ def _counted(n: int, what: str) -> str:
 
 
 def _codecs(report: Report) -> None:
-    wrong = report.attempt(selftest.check_codecs, "see above")
+    wrong = report.attempt(selftest.check_codecs, "see the other lines of this report")
     for text in wrong or ():
-        report.find(WRONG, f"codec {text}", "build compcoll again; if it stays, report it with this output")
+        report.find(WRONG, f"codec {text}", "build compcoll again; if the error stays, report it with this output")
     count = f"{len(selftest.CODECS)} of our own on {len(HostDevice.instruction_sets())} instruction sets"
-    verdict = "as they should be" if wrong == [] else f"{len(wrong or [0])} tests failed"
+    verdict = "correct" if wrong == [] else f"{len(wrong or [0])} tests failed"
     report.add("codecs", f"{count}, {len(selftest.BY_ZFPY)} by zfpy: {verdict}", codecs_wrong=wrong)
 
 
@@ -259,11 +259,11 @@ def _messages(report: Report, transport: MPITransport) -> None:
     measured = with_links(DEFAULTS, transport, Stopwatch(transport, _SECONDS), world, 0.1)
     among = f" (loaded: {', '.join(networks)})" if networks else ""
     for there, where, link, guess in (
-        (world.per_node > 1, "inside a node", measured.inside, "shared memory, presumably"),
-        (world.nodes > 1, "between nodes", measured.between, f"TCP or what MPI prefers to it{among}"),
+        (world.per_node > 1, "inside a node", measured.inside, "probably shared memory"),
+        (world.nodes > 1, "between nodes", measured.between, f"TCP or a transport that MPI prefers{among}"),
     ):
         if there:
-            text = f"{where}: {link_text(link)}; {guess}: MPI does not tell"
+            text = f"{where}: {link_text(link)}; {guess} (MPI does not report it)"
             facts = {"latency": link.latency, "bytes_per_second": 1 / link.per_byte}
             report.add("messages", text, **{where.replace(" ", "_"): facts})
 
@@ -275,9 +275,9 @@ def _gpu(report: Report) -> None:
     names, why = gpus()
     wrong = selftest.check_gpu() if names else ""
     if wrong:
-        remedy = "pip install 'compcoll[cuda13]' (cuda12 for drivers of CUDA 12) brings the compiler that CuPy needs"
+        remedy = "pip install 'compcoll[cuda13]' (cuda12 for drivers of CUDA 12) installs the compiler that CuPy needs"
         report.find(WRONG, f"GPU: {wrong}", remedy)
-    known = report.attempt(gpu_awareness, f"set {config.GPU_AWARE} right, or unset it")
+    known = report.attempt(gpu_awareness, f"correct {config.GPU_AWARE}, or unset it")
     if known is None:
         return
     way = "takes their memory" if known.aware else "does not take their memory: wires go through pinned host memory"
@@ -289,10 +289,10 @@ def _gpu(report: Report) -> None:
 def _sums(report: Report, transport: MPITransport) -> None:
     comm = Communicator(transport.comm, timeout=_TIMEOUT)
     wrong = selftest.check_allreduce(comm, World.of(transport.nodes))
-    remedy = "run it again with fewer ranks or another MPI; if it stays, report it with this output"
+    remedy = "run it again with fewer ranks or another MPI; if the error stays, report it with this output"
     for text in wrong:
         report.find(WRONG, text, remedy)
-    verdict = "as they should be" if not wrong else f"{len(wrong)} tests failed"
+    verdict = "correct" if not wrong else f"{len(wrong)} tests failed"
     report.add("sums", f"allreduce by {', '.join(NAMES['allreduce'])}: {verdict}", sums_wrong=wrong)
     if not wrong:
         comm.free()
@@ -307,15 +307,15 @@ def _profile(report: Report, transport: MPITransport) -> None:
     if named == config.NO_PROFILE:
         report.add("profile", f"defaults, as {config.PROFILE} says", profile=None)
         return
-    stored = report.attempt(lambda: load(Path(named)) if named else find(place), "make it again, or delete it")
+    stored = report.attempt(lambda: load(Path(named)) if named else find(place), "measure it again, or delete it")
     if stored is not None:
         source = named or str(path_of(stored.place))
         report.add("profile", f"{source}, made {stored.made}", profile=source)
         return
-    report.add("profile", "none for these machines and this MPI: auto goes by defaults", profile=None)
+    report.add("profile", "none for these machines and this MPI: auto uses default speeds", profile=None)
     if transport.size > 1:
         remedy = "mpirun … python -m compcoll tune"
-        report.find(NOTE, 'nothing was measured here: algorithm="auto" guesses', remedy)
+        report.find(NOTE, 'no speeds were measured here: algorithm="auto" guesses', remedy)
 
 
 def _collect(report: Report, transport: MPITransport) -> None:

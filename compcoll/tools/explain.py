@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_place(parser)
     add_codec_options(
-        parser, "zfp, minmax, cast …, or auto with --tolerance, which is then the result's relative error"
+        parser, "zfp, minmax, cast …; or auto, with --tolerance as the allowed relative error of the result"
     )
     parser.add_argument("--collective", choices=sorted(choose.NAMES), default="allreduce", help="default: %(default)s")
 
@@ -81,7 +81,7 @@ def _tolerance(options: dict[str, str]) -> float:
     except ValueError:
         tolerance = -1.0
     if not tolerance >= 0:
-        raise InvalidArgument("--codec auto goes with --tolerance, the result's relative error, and nothing else")
+        raise InvalidArgument("--codec auto goes with --tolerance, the allowed relative error, and with nothing else")
     return tolerance
 
 

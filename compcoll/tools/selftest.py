@@ -27,7 +27,7 @@ _EXAMPLES = [(cls(**example.options), example) for cls in ALL for example in cls
 # Examples whose wires are the same on every machine.
 CODECS: Mapping[str, Codec] = {codec.label: codec for codec, example in _EXAMPLES if example.digests}
 
-# Codecs run by zfpy, whose versions may write different wires for the same values.
+# Codecs that call zfpy. Different versions of zfpy may write different wires for the same values.
 BY_ZFPY: Mapping[str, Codec] = {codec.label: codec for codec, _ in _EXAMPLES if not codec.fixed_size}
 
 # The digest of a wire, its decoded values and the wire of a sum, for each of `CODECS` and each element type.
@@ -82,7 +82,7 @@ def check_codecs() -> list[str]:
 
 
 def check_gpu() -> str:
-    """Return the error of kernels on the first GPU, whose wire must equal the host's; empty if there is none."""
+    """Encode on the first GPU, and compare the wire with the host's. Return the error, or an empty string."""
     x, codec = values("float32"), ZFP(rate=8)
     host = codec.coder(HostDevice(1), "float32")
     expected = np.empty(host.wire_nbytes(_N), np.uint8)
@@ -99,7 +99,7 @@ def check_gpu() -> str:
     except Exception as error:  # CuPy's, the compiler's or the driver's: the GPU cannot be used
         return f"a kernel does not run: {type(error).__name__}: {error}"
     differ = int(np.count_nonzero(got != expected))
-    return f"{differ} of {got.size} bytes of a wire are not the host's" if differ else ""
+    return f"{differ} of {got.size} bytes of a wire differ from the host's" if differ else ""
 
 
 def _check_values(name: str, codec: Codec) -> list[str]:

@@ -40,7 +40,7 @@ _VERBS = ("encode", "decode", "accumulate", "recode")
 
 DESCRIPTION = (
     "Runs compcoll's own allreduce algorithms on a virtual clock: messages and kernels take time, but "
-    "nothing is sent or computed. Needs no MPI. docs/simulation.md tells what is modelled."
+    "nothing is sent or computed. Needs no MPI. docs/simulation.md describes the model."
 )
 EXAMPLE = "python -m compcoll simulate --ranks 256 --link 100gbit --latency 2us --codec zfp --rate 8"
 
@@ -49,32 +49,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
     add("--ranks", type=int, required=True, metavar="N", help="number of ranks, such as 4096")
-    add("-m", "--bytes", default="16M", metavar="SIZE", help="bytes of a rank's buffer, or MIN:MAX, doubling (16M)")
+    add("-m", "--bytes", default="16M", metavar="SIZE", help="bytes of a rank's buffer; MIN:MAX doubles them (16M)")
     add("--algorithm", default=",".join(ALGORITHMS), metavar="NAMES", help="default: %(default)s")
-    add("--computing", metavar="TIME", help="of a step on one GPU: LDTE-BS's model of training, too")
-    add("--patient", action="store_true", help="simulate millions of messages one by one, if need be: minutes")
+    add("--computing", metavar="TIME", help="time of a step on one GPU: also predict training by LDTE-BS's model")
+    add("--patient", action="store_true", help="simulate even millions of messages one by one, which takes minutes")
     add("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
     codec = parser.add_argument_group("codec")
     add_codec_options(
         codec,
-        "zfp, minmax, cast …; uncompressed is always shown, too; where wires' size depends on the values, they are "
-        "taken to be half as long",
+        "zfp, minmax, cast …; uncompressed allreduces are always simulated, too; wires of varying size are assumed to "
+        "be half as long as the values",
     )
     for verb in _VERBS:
-        codec.add_argument(f"--{verb}", metavar="SPEED", help=f"its kernel's speed to {verb}, such as 6GB/s of values")
-    network = parser.add_argument_group("network", "what is not given is the profile's")
+        codec.add_argument(f"--{verb}", metavar="SPEED", help=f"speed of its {verb} kernel, such as 6GB/s of values")
+    network = parser.add_argument_group("network", "links and host times are by default the profile's")
     add = network.add_argument
-    add("--link", metavar="SPEED", help="a NIC's, each way: 100gbit, 12.5GB/s")
-    add("--latency", metavar="TIME", help="between nodes: 2us")
+    add("--link", metavar="SPEED", help="speed of a NIC in each direction: 100gbit, 12.5GB/s")
+    add("--latency", metavar="TIME", help="latency between nodes: 2us")
     add("--ranks-per-node", type=int, default=1, metavar="N", help="consecutive ranks share a node (default: 1)")
-    add("--inside", metavar="SPEED", help="of a rank's port inside its node, each way")
-    add("--inside-latency", metavar="TIME", help="inside a node")
+    add("--inside", metavar="SPEED", help="speed of a rank's port inside its node in each direction")
+    add("--inside-latency", metavar="TIME", help="latency inside a node")
     add("--copied", action="store_true", help="inside a node the receiving host copies, as in shared memory")
     add("--nics", type=int, default=1, metavar="N", help="NICs of a node, shared by its ranks (default: 1)")
-    add("--oversubscription", type=float, default=1.0, metavar="X", help="NICs' speed over the node's uplink's (1)")
+    add("--oversubscription", type=float, default=1.0, metavar="X", help="all NICs' speed over the node's uplink's (1)")
     add("--message", metavar="TIME", help="host time of a message, half at either end")
     add("--call", metavar="TIME", help="host time before a collective begins")
-    add("--profile", default="defaults", metavar="FILE", help='what `tune` stored, or "defaults" (the default)')
+    add("--profile", default="defaults", metavar="FILE", help='a profile stored by `tune`, or "defaults" (the default)')
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON instead of a table")
     output.add_argument("--plot", type=Path, metavar="FILE", help="draw time against ranks and size (needs matplotlib)")
@@ -226,7 +226,7 @@ def _table(scenario: Scenario, outcomes: Sequence[Outcome]) -> list[str]:
             f"{duration(o.encode_seconds):>12}{duration(o.decode_seconds):>12}{'  <- fastest' if o is fastest else ''}"
         )
     rounded = {o.nbytes for o in outcomes if o.nbytes != scenario.nbytes}
-    lines += [f"(rounded up to {nbytes} bytes, so that all ranks have chunks of one size)" for nbytes in rounded]
+    lines += [f"(rounded up to {nbytes} bytes, so that all ranks' chunks have equal size)" for nbytes in rounded]
     return lines
 
 

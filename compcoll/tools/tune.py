@@ -39,12 +39,12 @@ from ..transports.base import LibraryConnection, Wire
 
 # Bytes of the timed allreduces, up to sizes that exceed all processor caches.
 SIZES = tuple(1 << power for power in (8, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 24, 25, 26))
-# Bytes up to which times scatter. Larger allreduces take longer than a scheduler's time slices.
+# Times of allreduces of up to this many bytes scatter. Larger ones take longer than a scheduler's time slices.
 SCATTERED = 1 << 22
-# Bytes in a quick profile: sizes whose times scatter are timed twice, each for a part of the usual time.
+# Bytes of the allreduces in a quick profile. Sizes whose times scatter are timed twice.
 QUICK_SIZES = tuple(1 << power for power in (*range(12, 23, 2), *range(12, 25, 2)))
-_QUICK_PART = 0.3
-# A quick profile trusts a codec's gain only if the wire's saved time is this part of the library's own time.
+_QUICK_PART = 0.3  # of the usual time for each measurement
+# A quick profile believes in a codec's gain only if the codec saves this part of the library's time on the links.
 _NOTICED = 0.1
 # A quick profile stores this quantile of our own allreduces' times, and 1 minus this quantile of the library's.
 _DOUBTED = 0.75
@@ -60,17 +60,17 @@ _SHORTEST = 1e-5  # seconds; shorter work is repeated in a row, with its code an
 _MOST = 200  # repetitions at most
 
 DESCRIPTION = (
-    "Measures links, codecs and MPI's own allreduce among the ranks that it is started on, in half a "
-    "minute or so, and stores a profile by which auto chooses from then on. With one rank: codecs only."
+    "Measures links, codecs and allreduces among its ranks, in about half a minute, and stores a profile "
+    "by which auto chooses from then on. With one rank, it measures codecs only."
 )
 EXAMPLE = "mpirun -n 4 python -m compcoll tune"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where to store it (default: where auto looks)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the profile's file (default: where auto looks)")
     parser.add_argument(
-        "--seconds", type=float, default=30.0, help="no measurement begins after so long (default: %(default)g)"
+        "--seconds", type=float, default=30.0, help="no measurement begins after this time (default: %(default)g)"
     )
 
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
     transport = MPITransport(timeout=config.DEFAULT_TIMEOUT)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of a profile that cannot be used: it is measured anew
+        warnings.simplefilter("ignore", RuntimeWarning)  # an unusable profile is replaced now
         comm = Communicator(transport)
     stored = tune(comm, transport, args.seconds)
     if transport.rank == 0:
@@ -99,7 +99,7 @@ def tune(
     Parameters
     ----------
     comm : Communicator
-        Uses the same transport.
+        The communicator of the timed allreduces, which uses ``transport``.
     transport : LibraryConnection
         The transport between the ranks.
     seconds : float, optional
@@ -173,7 +173,7 @@ def describe(stored: Stored) -> list[str]:
 
 
 def _merged(stored: Stored, path: Path) -> Profile:
-    """Add the timings of other worlds from an earlier profile of the same place."""
+    """Add timings of other numbers of ranks, from an earlier profile for the same machines."""
     new = stored.profile
     try:
         old = load(path)
@@ -189,16 +189,16 @@ def _merged(stored: Stored, path: Path) -> Profile:
 
 
 def _codecs() -> list[Codec | None]:
-    """Return what is measured: uncompressed values (None), every codec with its defaults, and other settings."""
+    """Return the codecs to measure: None for no codec, all with default options, and a few with other options."""
     own: list[Codec | None] = [None, ZFP(rate=16), MinMax(4), Cast("bfloat16"), ZFP(precision=16)]
-    # Additive codecs have no coder: the cost model uses the speeds of their classes.
+    # Additive codecs have no coder to measure: the cost model uses their `Codec.speeds`.
     codecs = [codec for codec in map(get_codec, list_codecs()) if not codec.additive]
     # One sparsifier stands for all of them.
     return own + [codec for codec in codecs if codec.name == "topk" or not isinstance(codec, Sparsifier)]
 
 
 def _speed(codec: Codec | None, device: HostDevice, watch: Stopwatch) -> Speed:
-    """Measure throughput over buffers larger than caches. Codecs of varying size are slow and get one small buffer."""
+    """Measure a codec's speeds on buffers larger than caches. Codecs of varying size are slow: they get a small one."""
     fixed = codec is None or codec.fixed_size
     n, parts = (_SEGMENT // 4, 8) if fixed else (1 << 14, 1)
     coder = (Cast("float32") if codec is None else codec).coder(device, "float32")
@@ -269,7 +269,7 @@ def _link(transport: LibraryConnection, watch: Stopwatch, partners: dict[int, in
 
 
 def _message(transport: LibraryConnection, device: HostDevice, watch: Stopwatch, partners: dict[int, int]) -> float:
-    """Measure the host time of a message among many: both ends, the kernels' start, and waiting."""
+    """Measure the host time of one of many messages, at both ends, with the start of kernels and with waiting."""
     partner = partners.get(transport.rank)
     coder = Cast("float32").coder(device, "float32")
     x = np.zeros(16, np.float32)
@@ -319,7 +319,7 @@ class Timed(NamedTuple):
         return WireFormat(kind_of(self.codec), 32.0 if self.codec is None else 8.0)
 
     def fits(self, nbytes: int, world: World) -> bool:
-        """Return whether the algorithm accepts arrays of a size: only small ones travel with the handshake."""
+        """Return whether the algorithm accepts arrays of a size. Only small arrays fit into handshake messages."""
         return self.algorithm != DISSEMINATION or nbytes / self.wire.ratio <= largest(world.size)
 
 
@@ -342,8 +342,8 @@ def quick_series(comm: Communicator, transport: LibraryConnection, world: World)
     """Return the allreduces of a quick profile: compressed ones, fast uncompressed ones, and the library's own.
 
     The library's own runs in place and without our handshake, as process groups call it for uncompressed data. It must
-    win if repeated timings differ too much to decide. So a slow time is used of ours, and a fast one of the library's,
-    and of two visits the worse one of ours.
+    win if repeated timings differ too much to decide. So ours get a high quantile and the worse of two visits, and the
+    library's gets a low quantile and the better visit.
     """
     series = series_of(comm, transport, world)
     few = [each for each in series if each.codec is not None or each.algorithm in (SHARED_MEMORY, DISSEMINATION)]
@@ -355,9 +355,9 @@ def quick_series(comm: Communicator, transport: LibraryConnection, world: World)
 
 
 def believed(timing: Timing, timings: Iterable[Timing], profile: Profile) -> Timing:
-    """Raise a compressed allreduce's times to the library's own if the codec can save little.
+    """Raise a compressed allreduce's times to at least the library's own, for sizes where the codec can save little.
 
-    A measured gain is then only scatter.
+    A measured gain is only scatter there.
     """
     own = next((dict(each.points) for each in timings if each.algorithm == NATIVE), {})
     if timing.codec == RAW or not own:
@@ -383,7 +383,7 @@ def timings_of(
 ) -> tuple[Timing, ...]:
     """Time allreduces of the sizes in ``visits`` (bytes), in this order, until the stopwatch has no time left.
 
-    Short allreduces are visited twice, since a disturbance may last longer than one visit.
+    Short allreduces are twice in ``visits``, since a disturbance may last longer than one visit.
     """
     points: list[dict[int, float]] = [{} for _ in series]
     # All arrays are parts of one large buffer, like gradients: huge pages show MPI at its best.
@@ -410,7 +410,7 @@ def timings_of(
 
 
 def call_of(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:
-    """Estimate our algorithms' constant: the least excess of the smallest allreduces over their formulas."""
+    """Estimate the constant time of a call: the least by which a smallest allreduce takes longer than its formula."""
     own = [timing for timing in timings if timing.algorithm in ALLREDUCE]
     beyond = []
     for timing in [timing for timing in own if timing.codec == RAW] or own:
@@ -440,25 +440,25 @@ class Stopwatch:
         return self._transport.broadcast(lambda: time.perf_counter() + seconds < self._deadline)
 
     def seconds(self, work: Callable[[], Any], budget: float) -> float:
-        """Measure a single work, as `each` does. Collective."""
+        """Measure a single function, as `each` does. Collective."""
         return self.each([work], budget)[0]
 
     def each(
         self, works: Sequence[Callable[[], Any]], budget: float, parts: Sequence[float] | None = None
     ) -> list[float]:
-        """Return, for each work, the median over repetitions of the slowest rank's time. Collective.
+        """Time functions. Return for each the median, over repetitions, of the slowest rank's time. Collective.
 
-        The works run alternately, in a new random order for each repetition, so that none always profits from the
-        caches of the same predecessor.
+        The functions run alternately, in a new random order for each repetition, so that none always profits from what
+        the same predecessor left in caches.
 
         Parameters
         ----------
         works : sequence of callable
-            Functions to time. Each runs once before.
+            The functions. Each also runs once before it is timed.
         budget : float
-            Seconds for all works together. Each is repeated at least three times.
+            Seconds for all functions together. Each is repeated at least three times.
         parts : sequence of float, optional
-            For each work, the quantile to return instead of the median.
+            For each function, the quantile to return instead of the median.
         """
         for work in works:
             work()

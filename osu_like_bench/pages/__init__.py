@@ -1,5 +1,6 @@
-"""The pages of docs/measurements: what is measured for each, and how its tables are made. For clones, not installed.
+"""Measure and write the pages of docs/measurements. This package works in a clone of the repository only.
 
 A page is a document with marks, ``<!-- table of something -->`` … ``<!-- end -->``, and a record beside it,
-``PAGE.json``: the commands that are measured, and their figures. `python -m osu_like_bench.pages` measures and writes.
+``PAGE.json``, which holds commands and their measured figures. `python -m osu_like_bench.pages` runs the commands and
+writes tables between the marks.
 """

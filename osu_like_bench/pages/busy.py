@@ -1,4 +1,4 @@
-"""Allreduces and training steps on cores that are busy, shared, or fewer than they look: busy.md."""
+"""The page busy.md: allreduces and training steps on cores that are busy, shared, or limited by a quota."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from .records import TRAINING, Case, Record, matches, means
 
 OWN = ("auto", "auto_uncompressed")
 SLACK_US = 5.0
-"""Timers and turns cost that much of very short calls, whatever the cores do."""
+"""Microseconds by which a call may miss a goal, since timing itself costs as much."""
 WAITING = "waiting"
 WAITING_MS = 20.0
-"""Milliseconds of CPU time that a rank may use while it waits a second for a late one, inside a node."""
+"""Goal: milliseconds of CPU time that a rank may use while it waits one second for a late rank of its node."""
 
 
 class Goal(NamedTuple):
-    """The mean time of some contenders is to be so many times another's at most, from one size on.
+    """A goal: an upper limit for the ratio of mean times of two contenders.
 
     Attributes
     ----------
     cases : str
-        Patterns of names.
+        Patterns of the cases' names.
     contenders : tuple of str
-        The contenders that are meant.
+        The contenders that must meet the goal.
     against : str
-        The other, ``CASE:`` for the same one of another case, or ``CASE:NAME``.
+        The contender to compare with: ``NAME``, ``CASE:NAME``, or ``CASE:`` for the same contender of another case.
     most : float
-        The ratio.
+        The largest allowed ratio.
     least : int
-        Bytes.
+        The smallest size, in bytes, for which the goal holds.
     """
 
     cases: str
@@ -54,7 +54,7 @@ GOALS = (
 
 
 class Times(NamedTuple):
-    """The time that one contender took at one size, in microseconds."""
+    """Statistics of one contender's time at one size, in microseconds, and the algorithm that ran."""
 
     mean: float
     median: float
@@ -63,7 +63,7 @@ class Times(NamedTuple):
 
 
 def _times(case: Case) -> dict[tuple[str, int], Times]:
-    """By contender and size; of training steps, the number of parameters."""
+    """Return times by contender and size. The size of a training step is its number of parameters."""
     found = {}
     for row in case.results:
         mean, median, p99 = (
@@ -75,12 +75,12 @@ def _times(case: Case) -> dict[tuple[str, int], Times]:
 
 
 def _shown(size: int) -> str:
-    """Bytes with a unit, or a number of parameters."""
+    """Format a size: bytes with a unit, or a number of parameters."""
     return amount(size) if size.bit_count() == 1 else f"{size:,}"
 
 
 def _rows(output: Output) -> list[dict[str, object]]:
-    """Rows in which a mean has one name, whichever program wrote them."""
+    """Return rows in which means have the same name for all programs."""
     renamed = {"avg_us": "mean_us", "avg_ms": "mean_ms"}
     return [{renamed.get(key, key): value for key, value in row.items()} for row in results(output)]
 
@@ -102,7 +102,7 @@ def _goals(record: Record) -> Iterator[str]:
 
 
 def _goal(record: Record, name: str, goal: Goal, contender: str) -> tuple[str, str, str, str]:
-    """What is compared, the goal, the ratio at each size, and whether the goal is met."""
+    """Return a table row: what is compared, the goal, the ratio at each size, and whether the goal is met."""
     where, _, against = goal.against.rpartition(":")
     against = against or contender
     case = record.cases[name]
@@ -122,7 +122,7 @@ def _goal(record: Record, name: str, goal: Goal, contender: str) -> tuple[str, s
 
 
 def _cases(record: Record) -> Iterator[str]:
-    """A section for each case, with every figure."""
+    """Yield a section for each case, with all figures."""
     for name, case in record.measured().items():
         if name == WAITING:
             continue
@@ -140,7 +140,7 @@ def _cases(record: Record) -> Iterator[str]:
 
 
 def _plot(record: Record, folder: Path) -> None:
-    """Draw the means by MPI's own against size."""
+    """Draw mean times, divided by those of MPI's own allreduce, against size."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""Pages: documents with marks, and what is written between them from the record beside them."""
+"""Pages: documents with marks, and the text between the marks, which is generated from a record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .records import Case, Record, Row, middle, why_older
 FOLDER = Path("docs/measurements")
 
 DISTURBED = 10.0
-"""Per cent of the machine: where others used more meanwhile, times are hints."""
+"""If other processes used more than this percentage of the machine, times are only hints."""
 MIB = 1 << 20
 MET = {True: "met", False: "**missed**", None: "not measured"}
 
@@ -23,9 +23,9 @@ _PART = re.compile(r"<!-- (?!end\b)([^\n]*?) -->(\n?)(.*?)<!-- end -->", re.DOTA
 
 
 def filled(document: str, draw: Callable[..., Iterable[str]]) -> str:
-    """The document with the lines that `draw` makes of each mark's words behind the mark.
+    """Return the document with new text after each mark. ``draw`` takes the mark's words and returns lines.
 
-    A mark at its line's end has lines of their own; another one stands in the middle of a line, and so does its text.
+    If a mark ends its line, the text gets lines of its own. Otherwise it stays within the mark's line.
     """
 
     def part(found: re.Match[str]) -> str:
@@ -36,7 +36,7 @@ def filled(document: str, draw: Callable[..., Iterable[str]]) -> str:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """A table in Markdown; the first column's head is often empty."""
+    """Yield the lines of a table in Markdown."""
     for number, row in enumerate((head, *rows)):
         yield "|" + "".join(f" {cell} |" if cell != "" or number else " |" for cell in row)
         if not number:
@@ -44,7 +44,7 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Iterator[
 
 
 def command(case: Case, *, broken: bool = False) -> Iterator[str]:
-    """A block with what is typed to measure a case; `broken`: contenders have a line of their own."""
+    """Yield a code block with a case's command. With ``broken``, ``--compare`` gets a line of its own."""
     yield "```sh"
     if case.lab:
         yield f"launch/netlab up {case.lab}"
@@ -53,7 +53,7 @@ def command(case: Case, *, broken: bool = False) -> Iterator[str]:
 
 
 def about(case: Case) -> str:
-    """Machine, date and commit of a case, and whether it was disturbed."""
+    """Return a text with machine, date and commit of a case, and whether it was disturbed."""
     run, others = case.run, case.others_percent or 0.0
     software = run.get("mpi") or ("torch " + run["torch"] if "torch" in run else "one process")
     hints = ": **hints**" if others > DISTURBED else ""
@@ -64,13 +64,13 @@ def about(case: Case) -> str:
 
 
 def machine(case: Case | None) -> str:
-    """CPU, cores and instruction set."""
+    """Return a text with CPU, cores and instruction set."""
     run = {} if case is None else case.run
     return f"{run.get('cpu')}, {run.get('cores')} cores, {run.get('instruction_set')}"
 
 
 def machines(record: Record) -> Iterator[str]:
-    """A part: where, when and by which commits a page was measured, and what others used of the machine at most."""
+    """Yield a part of a page: machines, dates and commits of all cases, and the largest load by other processes."""
     cases = [case for case in record.measured().values() if case.run]
     by_cores = sorted(cases, key=lambda case: case.run.get("cores", 0))
     where = {(case.run["cpu"], case.run["instruction_set"]): machine(case) for case in by_cores if "cpu" in case.run}
@@ -82,7 +82,7 @@ def machines(record: Record) -> Iterator[str]:
 
 
 def runs(record: Record) -> Iterator[str]:
-    """A part: the command of each case, and where it was measured."""
+    """Yield a part of a page: a table with command, software, date and commit of each case."""
     lines = []
     for name, case in record.cases.items():
         run, shown = case.run, f"`{case.command.replace('{json}', f'{name}.json')}`"
@@ -100,7 +100,7 @@ Output = dict[str, Any]
 
 
 def results(output: Output) -> list[Row]:
-    """The figures in what the benchmark writes."""
+    """Return the results in the output of a benchmark."""
     found: list[Row] = output["results"]
     return found
 
@@ -112,24 +112,24 @@ class Page:
     Attributes
     ----------
     name : str
-        Of both, without suffix.
+        The name of both files, without suffix.
     parts : mapping
-        What is drawn between marks, by a mark's first word: called with the record and the other words.
+        Functions that generate the text after marks, by a mark's first word. They take the record and the other words.
     times : tuple of str
-        Paths of the code whose figures it has.
+        Git pathspecs of the timed code.
     columns : tuple of str
-        What the record keeps of each row of figures; all if empty.
+        The figures that the record keeps of each row; all if empty.
     rows : callable
-        The rows in what a command wrote.
+        Takes a command's output and returns its rows.
     merge : callable
-        Makes one list of rows of those of several launches, in their order.
+        Takes the rows of each launch and returns the rows to keep.
     plot : callable, optional
         Draws pictures into the documents' folder.
     by_row : bool
-        Whether each launch has a row of its own, with its number as ``"launch"`` and its commit: launches that were
-        measured with today's code are not measured again, and a row that is not measured again stays.
+        Whether each launch has a row of its own, with its number as ``"launch"`` and its commit. Launches already
+        measured with the current code are skipped, and their rows stay.
     keep_failed : bool
-        Whether what a command wrote counts though the command failed.
+        Whether the output of a failed command counts.
     """
 
     name: str
@@ -143,15 +143,15 @@ class Page:
     keep_failed: bool = False
 
     def shown(self, rows: Iterable[Row]) -> list[Row]:
-        """What the record keeps of rows."""
+        """Return rows with only the figures that the record keeps."""
         return [{name: row[name] for name in self.columns or row if row.get(name) is not None} for row in rows]
 
     def record(self, repository: Path = REPOSITORY) -> Record:
-        """The record beside the document."""
+        """Read the record beside the document."""
         return Record(repository / FOLDER / f"{self.name}.json")
 
     def state(self, repository: Path = REPOSITORY) -> str:
-        """Return whether its figures are those of today's code, and if not, why."""
+        """Return `UP_TO_DATE` if the code is as measured, else a text that begins with "older"."""
         return why_older(self.record(repository).cases.values(), self.times, repository)
 
     def write(self, record: Record) -> int:

@@ -1,4 +1,4 @@
-"""Collectives and training over gloo without MPI, against gloo and others over it: groups.md."""
+"""The page groups.md: collectives and training over gloo without MPI, compared with gloo and others that use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .records import TRAINING, Case, Record, Row, middle
 
 OURS, AGAIN = "compcoll+zfp:rate=8", "gloo_again"
 Times = dict[tuple[str, int], float]
-"""Medians in microseconds, by contender and bytes; of training steps, 0 bytes."""
+"""Medians in microseconds, by contender and bytes (0 for training steps)."""
 
 
 def _times(rows: list[Row]) -> Times:
@@ -21,7 +21,7 @@ def _times(rows: list[Row]) -> Times:
 
 
 def _of_launches(case: Case) -> list[list[Row]]:
-    """The medians of each launch, where there were several, and what ran."""
+    """Return the rows of each launch with its own median and algorithm; an empty list for a single launch."""
     of_rows = (
         zip_longest(row.get("median_us_of_launches", ()), row.get("ran_in_launches", ()), fillvalue="")
         for row in case.results
@@ -39,7 +39,7 @@ def _step(rows: list[Row]) -> tuple[str, bool]:
 
 
 def _bound(rows: list[Row]) -> tuple[str, bool]:
-    """Against the time of the wires of 16 MiB, of 4 ranks at 1 Gb/s, by the compression ratio of 4."""
+    """Compare 16 MiB on 4 ranks with the time of the wires at 1 Gb/s and a compression ratio of 4."""
     bound = 2 * 3 / 4 * (1 << 24) * 8 / 1e9 * 1e6 / 4
     taken = _times(rows)["group", 1 << 24]
     return f"{taken / bound:.2f} × ({taken / 1e3:.1f} ms)", taken <= 1.15 * bound
@@ -53,7 +53,7 @@ def _ahead(rows: list[Row]) -> tuple[str, bool]:
 
 
 def _late(rows: list[Row], name: str = "group") -> list[tuple[Row, float]]:
-    """A contender's rows where it is slower than gloo by more than 3 % or 20 µs, and gloo's time."""
+    """Return a contender's rows that are slower than gloo by more than 3 % and 20 µs, each with gloo's time."""
     gloo = {nbytes: taken for (other, nbytes), taken in _times(rows).items() if other == "gloo"}
     own = [row for row in rows if row["contender"] == name]
     return [
@@ -86,7 +86,9 @@ VERDICTS: dict[str, Callable[[list[Row]], tuple[str, bool]]] = {
     "node": _never_slower,
     "small": _at_its_price,
 }
-"""By case, whose remark is the goal: what was seen, and whether it is met; of several launches by each."""
+"""Functions of a case's rows, by case. They return the figure, and whether the goal in the case's remark is met. With
+several launches, each must meet the goal.
+"""
 
 
 def _where(case: Case) -> str:
@@ -103,7 +105,7 @@ def _goals(record: Record) -> Iterator[str]:
 
 
 def _worst(case: Case) -> str:
-    """Say how late `group` was in the worst of several launches."""
+    """Return a text on the worst launch's ratio of `group` to gloo's median; an empty string for a single launch."""
     late = [
         (row["median_us"] / times["gloo", row["size"]], row["size"], row["ran"])
         for rows in _of_launches(case)
@@ -118,7 +120,7 @@ def _worst(case: Case) -> str:
 
 
 def _control(case: Case) -> str:
-    """Say how often gloo itself, called once more in its turn, is as late as `group` may not be."""
+    """Return a text that counts how often `group` is late, and how often a second gloo contender is."""
     launches = _of_launches(case)
     cells = sum(row["contender"] == AGAIN for rows in launches for row in rows)
     if not cells:
@@ -134,7 +136,7 @@ def _cases(record: Record) -> Iterator[str]:
 
 
 def _launches(case: Case) -> str:
-    """Say how many there were, if each size's results are those of another."""
+    """Return a text on the number of launches; an empty string for a single one."""
     number = len(_of_launches(case))
     middle = "each size's figures are those of the one in the middle by `group` over gloo's best; "
     return f"{number} launches, {middle}" if number else ""

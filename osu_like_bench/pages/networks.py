@@ -1,4 +1,4 @@
-"""Allreduces in clusters of network namespaces, against goals and simulated: networks.md."""
+"""The page networks.md: allreduces in clusters of network namespaces, compared with goals and with simulations."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .documents import MET, MIB, Output, Page, machines, results, runs, table
 from .records import CALLS, Case, Record, Row, middle
 
 CODECS = {"zfp8": 8.0, "zfp16": 16.0, "minmax8": 8 + 64 / 2048, "minmax4": 4 + 64 / 2048, "onebit": 1 + 64 / 2048}
-"""Bits of a value on the wire, by the end of a case's name."""
+"""Bits per value on the wire, by the end of a case's name."""
 OWN = ("ring", "direct")
 SPARSE = ("sparse_ring", "sparse_direct", "sparse_native")
 AUTO_SLACK = 1.05, 5.0
-"""`auto` may take so many times the best, or so many µs more."""
+"""Limits for `auto`: a factor of the best contender's time, or so many µs more, whichever is larger."""
 BASELINES = {
     "Open MPI, tuned": ("zfp8", "native"),
     "Open MPI, default": ("default", "native"),
@@ -35,7 +35,7 @@ BASELINES = {
     "MPICH, default": ("mpich-default", "native"),
     "gloo": ("gloo", "gloo"),
 }
-"""Uncompressed allreduces of others: the end of the case's name, and the contender."""
+"""Uncompressed allreduces of other libraries: the end of the case's name, and the contender."""
 SERIES = {name: (f"1g-{end}", contender) for name, (end, contender) in BASELINES.items()} | {
     "ring, no codec": ("1g-zfp8", "ring_uncompressed"),
     "ring, zfp rate 16": ("1g-zfp16", "ring"),
@@ -49,7 +49,7 @@ Measured = tuple[str, str]
 
 
 class Goal(NamedTuple):
-    """One line of the table of goals; `met` is None if it was not measured."""
+    """One line of the table of goals. `met` is None if the goal was not measured."""
 
     what: str
     goal: str
@@ -58,30 +58,30 @@ class Goal(NamedTuple):
 
 
 def bound(case: Case, nbytes: int) -> float:
-    """Microseconds below which no uncompressed allreduce gets in a case's lab: 2(p-1)/p · n · β."""
+    """Return the lower bound in µs of an uncompressed allreduce in a case's lab: 2(p-1)/p · n · β."""
     return 2 * (case.hosts - 1) / case.hosts * nbytes * 8 / _rate(case) * 1e6
 
 
 def _rate(case: Case) -> float:
-    """Bits a second of a case's lab."""
+    """Return the rate of the links in a case's lab, in bits per second."""
     found = re.search(r"--rate (\d+)([mg])bit", case.lab)
     assert found is not None
     return float(found[1]) * (1e9 if found[2] == "g" else 1e6)
 
 
 class Cases:
-    """The cases of the page."""
+    """The cases of the page, and their goals."""
 
     def __init__(self, record: Record) -> None:
         self.cases = record.cases
 
     def least(self, measured: Iterable[Measured], size: int) -> float | None:
-        """The least of some medians in µs; None if there is none."""
+        """Return the smallest median in µs; None if nothing was measured."""
         found = [self.cases[case].us(contender, size) for case, contender in measured if case in self.cases]
         return min((us for us in found if us is not None), default=None)
 
     def goals(self) -> Iterator[Goal]:
-        """All goals."""
+        """Yield all goals."""
         for codec, factor in (("zfp8", 1.08), ("zfp16", 1.08), ("minmax8", 1.08), ("minmax4", 1.12)):
             for size in (16 * MIB, 64 * MIB):
                 yield self._of_bound(f"1g-{codec}", OWN, size, CODECS[codec], factor)
@@ -111,7 +111,7 @@ class Cases:
             yield self._auto(f"{lab}-auto", what)
 
     def _of_bound(self, name: str, contenders: Sequence[str], size: int, bits: float, factor: float) -> Goal:
-        """Return how much longer than its wires an allreduce takes."""
+        """Return a goal for the ratio of an allreduce's time to the bound of its wires."""
         case = self.cases[name]
         rate = _rate(case) / 1e6
         where = f"{case.hosts} × " + (f"{rate:.0f} Mb/s" if rate < 1e3 else f"{rate / 1e3:.0f} Gb/s")
@@ -125,7 +125,7 @@ class Cases:
         return Goal(what, goal, f"{times:.3f} ({taken / 1e3:.1f} ms)", times <= factor)
 
     def _every_size(self, codec: str) -> Goal:
-        """Return whether a codec is faster than every baseline, from 512 KiB to 8 MiB."""
+        """Return the goal that a codec is faster than every baseline from 512 KiB to 8 MiB."""
         what, goal = f"{codec}, 512 KiB … 8 MiB", "faster than every baseline"
         figures, good = [], True
         for size in (MIB // 2 << doubling for doubling in range(5)):
@@ -139,9 +139,9 @@ class Cases:
         return Goal(what, goal, "; ".join(figures), good)
 
     def _naive(self) -> Goal:
-        """Return whether the ring takes less time than compression inside send and receive, and never more.
+        """Return the goal that the ring is faster than an allreduce that compresses inside send and receive.
 
-        Medians' intervals show how sure that is.
+        The figure includes the medians' confidence intervals.
         """
         what = "ring, zfp8, against naive point-to-point, over all networks and sizes"
         goal = "≥ 35 % less at best, never more"
@@ -158,7 +158,7 @@ class Cases:
         return Goal(what, goal, " … ".join(shown), most[0] >= 0.35 and least[0] >= 0)
 
     def _auto(self, name: str, where: str) -> Goal:
-        """Return whether `auto` is never more than a little slower than the best of all."""
+        """Return the goal that `auto` is at most slightly slower than the best contender."""
         what, goal = f"auto, zfp8, 4 B … 64 MiB, {where}", "≤ 5 % or 5 µs above the best"
         factor, slack = AUTO_SLACK
         worst, late = (0.0, ""), []
@@ -178,7 +178,7 @@ class Cases:
 
 
 def _uncompressed(network: str) -> list[Measured]:
-    """Everything that sends values as they are, our own ring among it."""
+    """Return all uncompressed allreduces on a network, including compcoll's ring."""
     others = [(f"{network}-{end}", contender) for end, contender in BASELINES.values()]
     return [*others, (f"{network}-zfp8", "ring_uncompressed")]
 
@@ -191,7 +191,7 @@ def _ratio(what: str, slow: float | None, fast: float | None, factor: float) -> 
 
 
 def _interval(row: Row | None) -> tuple[float, float]:
-    """A median, and half its interval relative to it."""
+    """Return a median, and half of its confidence interval, relative to the median."""
     assert row is not None
     return row["median_us"], (row["median_high_us"] - row["median_low_us"]) / 2 / row["median_us"]
 
@@ -203,7 +203,7 @@ def _goals(record: Record) -> Iterator[str]:
 
 
 def _series(record: Record) -> Iterator[str]:
-    """Milliseconds, and times the bound of what is on the wire."""
+    """Yield a table of milliseconds, and their ratio to the bound of the wires."""
     sizes = [size for size in record.cases["1g-zfp8"].sizes if size >= MIB // 2]
     lines = []
     for name, (end, contender) in SERIES.items():
@@ -218,7 +218,7 @@ def _series(record: Record) -> Iterator[str]:
 
 
 def _auto(record: Record, name: str) -> Iterator[str]:
-    """Microseconds of `auto` and all others, and what it ran."""
+    """Yield a table of microseconds of `auto` and all other contenders, and of the algorithm that `auto` ran."""
     case = record.cases[name]
     lines = []
     for size in case.sizes:
@@ -228,7 +228,7 @@ def _auto(record: Record, name: str) -> Iterator[str]:
     yield from table(("bytes", *map(_words, case.contenders), "auto ran"), lines)
 
 
-# --- the simulation: against what was measured on 2, 4 and 8 hosts, and on a paper's larger clusters
+# --- the simulation, compared with measurements on 2, 4 and 8 hosts and with a paper's on larger clusters
 
 MEDIAN_ERROR = 0.15
 
@@ -244,12 +244,12 @@ class Point(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The simulation's error, relative to what was measured."""
+        """The simulation's error, relative to the measured time."""
         return self.simulated / self.measured - 1
 
 
 def points(record: Record, ranks: int) -> Iterator[Point]:
-    """Everything that was measured among that many hosts; links, latency and speeds are those of a profile there."""
+    """Yield measured and simulated times for a number of hosts. The simulation uses a profile measured there."""
     for measured in record.cases[f"simulated-{ranks}-profile"].results:
         profile = replace(
             DEFAULTS,
@@ -269,7 +269,7 @@ def points(record: Record, ranks: int) -> Iterator[Point]:
 
 
 def _compared(record: Record, ranks: str) -> Iterator[str]:
-    """Errors of the simulation's predictions on so many hosts."""
+    """Yield the errors of the simulation for a number of hosts: their median, and a table."""
     found = list(points(record, int(ranks)))
     if not found:
         yield f"{ranks} hosts: not measured"
@@ -294,7 +294,7 @@ def _compared(record: Record, ranks: str) -> Iterator[str]:
 
 
 class Cluster(NamedTuple):
-    """Nodes with GPUs: ranks of a node, a GPU's memory, links inside a node, and the network, in bytes a second."""
+    """Nodes with GPUs. ``memory`` is the bandwidth of a GPU's memory in bytes per second."""
 
     name: str
     ranks_per_node: int
@@ -303,13 +303,13 @@ class Cluster(NamedTuple):
     between: Link
 
     def profile(self, rate: int) -> Profile:
-        """The speeds of kernels, all on this GPU: a sum reads two values and writes one."""
+        """Return a profile with the speeds of kernels on this GPU. A sum reads two values and writes one."""
         add = SHARE_OF_MEMORY * self.memory / 3
         zfp = Speed("zfp", float(rate or 32), *ZFP_KERNELS)
         return replace(DEFAULTS, speeds=(zfp, Speed("none", 32.0, add, add, add, add)))
 
     def scenario(self, ranks: int, nbytes: int, rate: int) -> Scenario:
-        """An allreduce here, uncompressed if `rate` is 0."""
+        """Return the scenario of an allreduce on this cluster, uncompressed if `rate` is 0."""
         network = Network(self.inside, self.between, self.ranks_per_node, message=1e-6)
         return Scenario(ranks, network, nbytes, profile=self.profile(rate))
 
@@ -319,35 +319,36 @@ CLUSTERS = (
     Cluster("rtx5000-fdr", 4, 448e9, Link(6e-6, 1 / 12e9), Link(3e-6, 1 / 7e9)),
     Cluster("a100-hdr", 2, 1555e9, Link(4e-6, 1 / 200e9), Link(3e-6, 1 / 25e9)),
 )
-"""Kinds of machines that the paper on collective-level ZFP used, with the memory and links that such machines
-have: NVLink or PCIe inside a node; InfiniBand EDR (100 Gb/s), FDR (56) or HDR (200) between nodes."""
+"""Models of the clusters in the paper on collective-level ZFP, with the usual memory and links of such machines: NVLink
+or PCIe inside a node; InfiniBand EDR (100 Gb/s), FDR (56) or HDR (200) between nodes.
+"""
 
 SHARE_OF_MEMORY = 0.75
 ZFP_KERNELS = (100e9, 100e9, 100e9, 80e9)
-"""Supposed speeds of ZFP's kernels, not measured: such as leave the wire the limit, as the paper found."""
+"""Assumed speeds of ZFP's kernels. They are so high that the wire is the limit, as the paper found."""
 
 SIZES = [MIB // 2 << doubling for doubling in range(0, 11, 2)]
 NAMES = ("ring", "recursive_doubling")
 GPUS = (16, 64, 256)
 PUBLISHED = {("ring", 8): 81.2, ("recursive_doubling", 8): 77.4, ("ring", 16): 61.0, ("recursive_doubling", 16): 57.8}
-"""Percent of time saved, at most, against the same algorithm without compression."""
+"""The paper's largest savings of time in percent, compared with the same algorithm without compression."""
 PUBLISHED_OVER_MPI = {"ring": 85.3, "recursive_doubling": 75.5}
-"""Percent of time saved at rate 8, against the MPI library's own: ring's with 64 MB on 16 GPUs."""
+"""Savings in percent at rate 8, compared with the MPI library's allreduce; for the ring, with 64 MB on 16 GPUs."""
 PUBLISHED_CROSSOVER = 4 * MIB
 
 Seconds = Mapping[tuple[str, int, int, int], float]
-"""By algorithm, rate (0: uncompressed), GPUs and bytes."""
+"""Seconds by algorithm, rate (0: uncompressed), GPUs and bytes."""
 
 
 def _plot_clusters(folder: Path) -> None:
-    """Draw the clusters: 512 MiB on up to 256 ranks, and 512 KiB to 512 MiB."""
+    """Draw simulated times on the clusters: 512 MiB on up to 256 ranks, and 512 KiB to 512 MiB on 256 ranks."""
     for cluster in CLUSTERS:
         scenario = cluster.scenario(256, 64 * MIB, 8)
         simulation_plot.plot(folder / f"simulated-{cluster.name}.png", scenario, NAMES, [None, ZFP(rate=8)], SIZES)
 
 
 def _published(record: Record) -> Iterator[str]:
-    """Compare what the paper on collective-level ZFP reports, beside what is simulated."""
+    """Yield a table that compares the results of the paper on collective-level ZFP with simulations."""
     found = [_simulated(cluster) for cluster in CLUSTERS]
     lines = [
         (
@@ -379,7 +380,7 @@ def _simulated(cluster: Cluster) -> Seconds:
 
 
 def _saved(found: Seconds, name: str, rate: int, others: Sequence[str]) -> float:
-    """Percent of time that compression saves at most, against the fastest of some algorithms uncompressed."""
+    """Return the largest saving of time in percent, compared with the fastest of ``others`` without compression."""
     return max(
         100 * (1 - found[name, rate, ranks, nbytes] / min(found[other, 0, ranks, nbytes] for other in others))
         for ranks in GPUS
@@ -388,7 +389,7 @@ def _saved(found: Seconds, name: str, rate: int, others: Sequence[str]) -> float
 
 
 def _crossover(found: Seconds) -> str:
-    """The smallest size from which on the ring is faster."""
+    """Return the size from which on the ring is faster than recursive doubling."""
     ring, doubling = ([found[name, 8, GPUS[0], nbytes] for nbytes in SIZES] for name in NAMES)
     slower = [nbytes for nbytes, one, other in zip(SIZES, ring, doubling, strict=True) if one >= other]
     after = [nbytes for nbytes in SIZES if nbytes > max(slower, default=0)]
@@ -400,7 +401,7 @@ def _words(name: str) -> str:
 
 
 def _plot(record: Record, folder: Path) -> None:
-    """Draw time against size, as multiples of the bound; and simulated clusters."""
+    """Draw times as multiples of the bound against size, and the simulated clusters."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")
@@ -427,8 +428,8 @@ def _plot(record: Record, folder: Path) -> None:
 
 
 def _rows(output: Output) -> list[Row]:
-    """The figures, with what `auto` ran and the intervals of what is compared with `p2p_ring`; of a profile, what the
-    simulation takes from it.
+    """Return the figures to keep: also what `auto` ran, and the medians' intervals if `p2p_ring` is a contender. For a
+    profile, return the values that the simulation uses.
     """
     if "profile" in output:
         return [{key: output["profile"][key] for key in ("inside", "between", "message", "call", "speeds")}]

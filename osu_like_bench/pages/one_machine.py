@@ -1,4 +1,4 @@
-"""What one machine takes: codec kernels and allreduces in one-machine.md, selectors in selection.md."""
+"""The pages one-machine.md (codec kernels and allreduces on one machine) and selection.md (selectors)."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ FOUR_RANKS = {
 }
 TWO_RANKS = {"native": "MPI's own", "auto": "`auto`, not tuned, and what it ran", "shared_memory": "shared memory"}
 TABLES = {"4-ranks": (FOUR_RANKS, (16, 20, 22, 24, 26, 27)), "2-ranks": (TWO_RANKS, (2, *range(10, 27, 2), 17, 23))}
-"""Contenders and sizes, as powers of two, of a case's table."""
+"""Contenders and sizes (as powers of two) in the tables of allreduces, by case."""
 METHODS = ("copy", "read", "ldte", "hierarchical", "exact", "trimmed", "bisection", "strom", "randomk")
 SELECTORS = METHODS[2:7]
 LIBRARIES = {"argpartition": "argpartition", "topk": "torch.topk"}
 
 Times = dict[tuple[str, int], float]
-"""Medians of selectors in microseconds, by method and size."""
+"""Medians in microseconds, by method and size."""
 
 
 def _about(record: Record, name: str) -> Iterator[str]:
-    """The command, machine, date and commit of a case."""
+    """Yield the command of a case, and its machine, date and commit."""
     yield from command(record.cases[name])
     yield from ("", f"{about(record.cases[name])} [All figures]({record.path.name}).")
 
@@ -60,14 +60,14 @@ def _codecs(record: Record) -> Iterator[str]:
 
 
 def _best(row: Row) -> str:
-    """Times the throughput of the fastest other implementation."""
+    """Return a cell: the ratio of a throughput to that of the fastest other implementation, and its name."""
     others = {name: times for name, times in row["versus"].items() if name in RIVALS}
     fastest = min(others, key=lambda name: others[name], default="")
     return f"{others[fastest]:.3g} × {fastest}" if fastest else ""
 
 
 def _allreduces(record: Record, name: str) -> Iterator[str]:
-    """A line for each size; `auto` with what it ran."""
+    """Yield a table of allreduces with a line for each size. Cells of `auto` include the algorithm that ran."""
     contenders, powers = TABLES[name]
     rows = {(row["contender"], row["size"]): row for row in record.cases[name].results}
 
@@ -81,7 +81,7 @@ def _allreduces(record: Record, name: str) -> Iterator[str]:
 
 
 def _plot(record: Record, folder: Path) -> None:
-    """Draw the allreduces on four ranks as the benchmark's own `plot` does."""
+    """Draw the allreduces on four ranks with the benchmark's ``plot``."""
     common = {"collective": "allreduce", "ranks": 4, "dtype": "float32"}
     results = [common | row for row in record.cases["4-ranks"].results]
     draw(folder / "one-machine.png", [("", {"kind": "collective", "results": results})], "median")
@@ -96,7 +96,7 @@ def _times(case: Case) -> Times:
 
 
 def _choices(record: Record, name: str) -> Iterator[str]:
-    """A line for each size: medians, and ratios of some of them."""
+    """Yield a table of methods with a line for each size: medians, and some of their ratios."""
     times = _times(record.cases[name])
     names = [f"`{method}`" for method in (*METHODS, *LIBRARIES.values())]
     lines = []
@@ -111,7 +111,7 @@ def _choices(record: Record, name: str) -> Iterator[str]:
 
 
 def _wrong(record: Record) -> Iterator[str]:
-    """Say how many choices were wrong."""
+    """Yield a sentence with the number of wrong choices."""
     wrong = sum(row["wrong"] for case in record.cases.values() for row in case.results)
     yield f"Every choice was checked: {wrong or 'none'} {'were' if wrong > 1 else 'was'} wrong."
 

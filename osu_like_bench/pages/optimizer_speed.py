@@ -1,13 +1,13 @@
-"""Measure what local steps and a compressed Adam bring where links are slow: examples a second against DDP on gloo.
+"""Measure training with local steps and with a compressed Adam over slow links, compared with DDP on gloo.
 
     sudo launch/netlab up --hosts 4 --rate 100mbit
     sudo launch/netlab run -n 4 -- python -m osu_like_bench.pages.optimizer_speed   # 4 hosts, 25 million parameters
     sudo launch/netlab run -n 4 -- python -m osu_like_bench.pages.optimizer_speed --only ddp onebit-adam
 
-A perceptron, AdamW, one thread a rank. The contenders take turns: DDP, 1-bit Adam after its warm-up, no traffic at all
-(with PyTorch's fused AdamW, as the others, and without), and streaming DiLoCo by 4 bits. Of DiLoCo, too: the step while
-an average is under way, against one while none is. Takes about four minutes. Fewer examples a step (``--batch``) leave
-less computing to hide passes over the memory behind.
+The model is a perceptron; each rank has one thread. The contenders take turns: DDP, 1-bit Adam after its warm-up, no
+traffic at all (with PyTorch's fused AdamW, which others use, too, and with the AdamW that is not fused), and streaming
+DiLoCo with 4 bits. For DiLoCo, steps during an average are also compared with other steps. The program takes about four
+minutes. With fewer examples a step (``--batch``), there is less computation to hide passes over memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAMES = {
 
 
 def adamw(model: nn.Module, fused: bool = True) -> torch.optim.Optimizer:
-    """PyTorch's own, by one kernel or by one for each operation."""
+    """Make PyTorch's AdamW, with one fused kernel or with a kernel for each operation."""
     return torch.optim.AdamW(model.parameters(), 1e-3, fused=fused)
 
 
@@ -53,15 +53,15 @@ class Contender:
     Attributes
     ----------
     model, optimizer
-        What is trained, and by what.
+        The model, and its optimizer.
     steps : int
-        Steps of a turn that count.
+        Number of timed steps in a turn.
     again : int
-        So many steps at a turn's beginning do not count.
+        Number of steps before them, which are not timed.
     free : callable
-        Ends it, on all ranks.
+        Frees the contender. Collective.
     seconds : dict
-        By step, of those that count.
+        Seconds of the timed steps, by the step's number.
     """
 
     model: nn.Module
@@ -73,7 +73,7 @@ class Contender:
     _done: int = 0
 
     def turn(self, batch: int, counts: bool) -> None:
-        """Train one turn, begun by all ranks at once."""
+        """Train for one turn, which all ranks begin together. With ``counts``, keep the seconds."""
         inputs, targets = torch.randn(batch, _FEATURES), torch.randint(_CLASSES, (batch,))
         dist.barrier()
         for number in range(self.again + self.steps):
@@ -87,7 +87,7 @@ class Contender:
 
 
 def contender(name: str, arguments: argparse.Namespace) -> Contender:
-    """Make one of `_NAMES`, with a model of its own."""
+    """Make the contender of a name in `_NAMES`, with its own model."""
     model: nn.Module = perceptron(arguments.parameters)
     if name == "ddp":
         model = DistributedDataParallel(model)
@@ -104,23 +104,23 @@ def contender(name: str, arguments: argparse.Namespace) -> Contender:
             diloco.synchronize()
             diloco.free()
 
-        # What was sent in the turn before has come meanwhile: steps count once that is mixed in.
+        # The previous turn's last average has arrived meanwhile. The timed steps begin after it is mixed in.
         return Contender(model, inner, arguments.every, arguments.delay, free)
     fused = name == "alone"
     return Contender(model, adamw(model, fused=fused), arguments.every if fused else 8)
 
 
 def under_way(arguments: argparse.Namespace, seconds: dict[int, float]) -> dict[str, float]:
-    """What streaming DiLoCo's steps, by their numbers, take with an average under way over those without one.
+    """Return the ratios of streaming DiLoCo's step times, with an average under way, to those without one.
 
-    Nothing where each step has one: a shorter delay is needed then.
+    The result is empty if an average is under way in every step. A shorter delay then helps.
     """
     every, fragments, delay = arguments.every, arguments.fragments, arguments.delay
     turns = [every * (number + 1) // fragments % every for number in range(fragments)]
     with_one: list[float] = []
     without: list[float] = []
     for step, each in seconds.items():
-        # A step begins an average at its end: that travels during those behind it.
+        # An average begins at the end of a step, and is under way during the next steps.
         since = min((step - turn - 1) % every + 1 for turn in turns)
         (with_one if since <= delay else without).append(each)
     if not (with_one and without):
@@ -132,7 +132,7 @@ def under_way(arguments: argparse.Namespace, seconds: dict[int, float]) -> dict[
 
 
 def lines(rates: dict[str, float], ratios: dict[str, float]) -> Iterator[str]:
-    """Lines for people."""
+    """Yield the lines to print."""
     for name, rate in rates.items():
         of_computing = f", {100 * rate / rates['alone']:.1f} % of no traffic" if "alone" in rates else ""
         against = f", {rate / rates['ddp']:.1f} x DDP" if "ddp" in rates else ""
@@ -145,18 +145,18 @@ def lines(rates: dict[str, float], ratios: dict[str, float]) -> Iterator[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the command line."""
     raw = argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser("optimizer_speed", description=__doc__, formatter_class=raw)
     add = top.add_argument
     add("--parameters", type=int, default=25_000_000, help="(default: %(default)s)")
     add("--batch", type=int, default=8, help="examples of a rank (default: %(default)s)")
     add("--only", nargs="+", choices=list(_NAMES), default=list(_NAMES), help="(default: all)")
-    add("--rounds", type=int, default=3, help="after a first one that does not count (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="timed rounds, after one untimed (default: %(default)s)")
     add("--every", type=int, default=50, help="DiLoCo's H (default: %(default)s)")
     add("--fragments", type=int, default=4, help="(default: %(default)s)")
     add("--delay", type=int, default=10, help="(default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    add("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     return top
 
 

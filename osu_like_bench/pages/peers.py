@@ -1,4 +1,4 @@
-"""compcoll beside Open MPI, MPICH, Intel MPI, gloo and PyTorch's hooks: peers.md."""
+"""The page peers.md: compcoll compared with Open MPI, MPICH, Intel MPI, gloo and PyTorch's hooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .documents import Page, machines, runs, table
 from .records import TRAINING, Record, Row
 
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI", "gloo": "gloo"}
-"""By the end of a case's name."""
+"""Names of the libraries, by the end of a case's name."""
 WHO = {
     "native": "{mpi}",
     "auto_uncompressed": "compcoll on {mpi}, uncompressed",
@@ -23,7 +23,7 @@ OURS = ("auto_uncompressed", "auto")
 
 
 def _allreduces(record: Record, where: str) -> Iterator[str]:
-    """Milliseconds of each contender at each size, and times the library's own."""
+    """Yield a table of each contender's milliseconds at each size, and their ratio to the library's own."""
     cases = {mpi: record.cases[f"{where}-{end}"] for end, mpi in NAMES.items()}
     sizes = sorted({size for case in cases.values() for size in case.sizes})
     lines: list[list[str]] = []
@@ -37,7 +37,7 @@ def _allreduces(record: Record, where: str) -> Iterator[str]:
 
 
 def _cell(row: Row | None, own: Row | None) -> str:
-    """Milliseconds, times the library's own (or gloo's), and the ratio of bytes where values were compressed."""
+    """Return a cell: milliseconds, their ratio to the library's own (or gloo's), and a compression ratio."""
     if row is None or own is None:
         return "not measured"
     ratio = row.get("ratio", 1.0)
@@ -46,7 +46,7 @@ def _cell(row: Row | None, own: Row | None) -> str:
 
 
 def _steps(record: Record, name: str) -> Iterator[str]:
-    """A training step of each way to average gradients."""
+    """Yield a table of training steps, one row for each way to average gradients."""
     case = record.cases[name]
     if not case.results:
         yield f"Not measured: {case.missing or 'never run'}."

@@ -1,7 +1,7 @@
-"""The record of a page: its commands, their figures, and where, when and by which code they were measured.
+"""The record of a page: commands and their figures, with machine, date and commit of each measurement.
 
-By the commits in its record and git, a page is older if code that it times is another since, or if no commit was noted,
-or one with changes that no commit has. Comments, docstrings, layout and stubs are no code.
+A page is called older if its timed code has changed since a commit in its record, if the record lacks a commit, or if
+the code had uncommitted changes. Changes of comments, docstrings, layout and stubs do not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..machine import REPOSITORY
 from ..report import plain
 
 RUN = ("date", "commit", "cpu", "cores", "instruction_set", "mpi", "torch", "seconds")
-"""What is kept of the description of a run."""
+"""Fields of a run's description that the record keeps."""
 DIGITS = 10
 """Significant digits of a figure in a record."""
 
@@ -32,46 +32,46 @@ UP_TO_DATE = "up to date"
 _COMMENT = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 _STUBS = ":!*.pyi"
 _NAMED = 3
-"""So many changed files are named."""
+"""Maximum number of changed files to list."""
 _UNKNOWN = "?"
-"""Stands for the files that have changed since a commit that git does not know."""
+"""Placeholder for changed files if git does not know the commit."""
 
 GPU = (":!compcoll/gpu", ":!compcoll/execute/gpu*", ":!compcoll/kernels/device*")
-"""What no figure of CPUs depends on."""
+"""Git pathspecs that exclude (``:!``) GPU code, on which no CPU measurement depends."""
 CALLS = ("compcoll", ":!compcoll/torch", ":!compcoll/simulation", ":!compcoll/tools", *GPU)
-"""What collectives of MPI run; ``:!`` stands before paths that are not meant, as git writes it."""
+"""Pathspecs of the code that collectives over MPI run."""
 TRAINING = ("compcoll", ":!compcoll/simulation", ":!compcoll/tools", *GPU)
-"""What training steps run."""
+"""Pathspecs of the code that training steps run."""
 
 Row = dict[str, Any]
-"""The figures of a contender, at a size, say."""
+"""The figures of one measurement, for example of a contender at a size."""
 
 
 @dataclass
 class Case:
-    """A command that is measured, and its figures.
+    """A command and its measured figures.
 
     Attributes
     ----------
     command : str
-        As it is typed in the repository's root. ``{json}`` is the file that it writes, by default by ``--json`` at its
-        end; ``{launch}`` the launch's number from 0 on.
+        The command, to run in the repository's root. ``{json}`` stands for the file that it writes; without it,
+        ``--json FILE`` is appended. ``{launch}`` stands for the launch's number, counted from 0.
     lab : str
-        Words for ``netlab up``; empty if the command needs no lab.
+        Arguments of ``netlab up``; empty if the command needs no lab.
     environment : dict
-        Variables that the command gets.
+        Additional environment variables of the command.
     launches : int
-        How often it is launched.
+        Number of launches.
     seconds : int
-        At most for one launch.
+        Time limit of one launch.
     remark : str
-        What the page says of it.
+        A text for the page.
     run : dict
         Machine, date and commit of the last launch.
     others_percent : float or None
-        How much of the machine others used meanwhile, at most; None if not known.
+        Largest share of the machine that other processes used during a launch; None if unknown.
     missing : str
-        Why there are no figures.
+        Why there are no figures; empty if there are.
     results : list of Row
         The figures.
     """
@@ -89,46 +89,46 @@ class Case:
 
     @property
     def hosts(self) -> int:
-        """Hosts of its lab; 0 without one."""
+        """Number of hosts of the lab; 0 without a lab."""
         found = re.search(r"--hosts (\d+)", self.lab)
         return int(found[1]) if found else 0
 
     @property
     def contenders(self) -> list[str]:
-        """Names, in the order of the results."""
+        """The contenders' names, in the order of the results."""
         return list(dict.fromkeys(row["contender"] for row in self.results))
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes that were measured, ascending."""
+        """The measured sizes in bytes, ascending."""
         return sorted({row["size"] for row in self.results})
 
     def row(self, contender: str, size: int) -> Row | None:
-        """The figures of a contender at a size; None if it was not measured."""
+        """Return the figures of a contender at a size; None if it was not measured."""
         return self.by_contender(size).get(contender)
 
     def us(self, contender: str, size: int) -> float | None:
-        """A median in microseconds."""
+        """Return a median in microseconds; None if it was not measured."""
         row = self.row(contender, size)
         return None if row is None else float(row["median_us"])
 
     def by_contender(self, size: int | None = None) -> dict[str, Row]:
-        """The results at a size, or of a case that has no sizes."""
+        """Return the results by contender: those at a size, or without ``size`` those of a case without sizes."""
         return {row["contender"]: row for row in self.results if row.get("size") == size}
 
     @property
     def ranks(self) -> int:
-        """Ranks that its command starts; 1 if it does not say."""
+        """Number of ranks that the command starts (``-n``); 1 by default."""
         found = re.search(r" -n (\d+)", self.command)
         return int(found[1]) if found else 1
 
     def commits(self) -> set[str]:
-        """The commits that its figures are of."""
+        """Return the commits at which the figures were measured."""
         return {found for row in (self.run, *self.results) if (found := row.get("commit"))}
 
 
 class Record:
-    """All cases of a page, in the file beside it."""
+    """Reads and writes the cases of a page, in the JSON file beside it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -141,11 +141,11 @@ class Record:
             self.cases[name] = Case(**written, results=results)
 
     def measured(self) -> dict[str, Case]:
-        """Cases with figures."""
+        """Return the cases with figures."""
         return {name: case for name, case in self.cases.items() if case.results}
 
     def save(self) -> None:
-        """Write the file: a field or a row a line; columns that are those of the case before are left out."""
+        """Write the file, one field or row per line. Columns are omitted if they equal the previous case's."""
         dumps = functools.partial(json.dumps, ensure_ascii=False)
         cases, columns = [], None
         for name, case in self.cases.items():
@@ -161,7 +161,7 @@ class Record:
 
 
 def _written(case: Case) -> dict[str, Any]:
-    """A case as it stands in the file: without what is as by default, figures as rows of columns."""
+    """Return a case in the file's form: without default values, and with figures as rows of columns."""
     default = vars(Case(""))
     written = {name: value for name, value in vars(case).items() if name != "results" and value != default[name]}
     if case.results:
@@ -172,15 +172,16 @@ def _written(case: Case) -> dict[str, Any]:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a case is meant by one of some patterns, or a part of its name is that stands between commas."""
+    """Return whether one of the patterns matches a case's name, or a part of the name between commas."""
     return any(fnmatchcase(part, pattern) for pattern in patterns for part in {name, *name.split(", ")})
 
 
 def middle(launches: Sequence[list[Row]], ours: str = "") -> list[Row]:
-    """Each size's results as one launch has them: the middle one, by our contender's time over the others' least.
+    """Merge launches: for each size, return the results of the median launch.
 
-    Contenders of one launch are compared, since what differs from launch to launch, they have in common. Where ours is
-    not among them, the least time itself counts. Rows get the medians of all launches, and what ran in each.
+    The launches of a size are ordered by the time of contender ``ours`` divided by the fastest other time; without
+    ``ours``, by the fastest time. Ratios within a launch are used, since conditions that differ between launches affect
+    all contenders of a launch. Rows also get the medians and algorithms of all launches.
     """
     if len(launches) == 1:
         return launches[0]
@@ -196,7 +197,7 @@ def middle(launches: Sequence[list[Row]], ours: str = "") -> list[Row]:
 
 
 def _lateness(rows: Sequence[Row], ours: str) -> float:
-    """The number by which `middle` orders launches, from one size's results."""
+    """Return the number by which `middle` orders launches, for the results at one size."""
     taken = {row["contender"]: float(row["median_us"]) for row in rows}
     own = taken.pop(ours, None)
     least = min(taken.values())
@@ -204,7 +205,7 @@ def _lateness(rows: Sequence[Row], ours: str) -> float:
 
 
 def means(launches: Sequence[list[Row]]) -> list[Row]:
-    """Results whose times are means over all launches."""
+    """Merge launches: return results whose times are means over all launches."""
     times = [name for name in launches[0][0] if name.endswith(("_us", "_ms"))]
     return [
         same[0] | {name: math.fsum(row[name] for row in same) / len(same) for name in times}
@@ -213,7 +214,7 @@ def means(launches: Sequence[list[Row]]) -> list[Row]:
 
 
 def why_older(cases: Iterable[Case], times: Sequence[str], repository: Path = REPOSITORY) -> str:
-    """Say whether cases are up to date with the code at these paths, and if not, why."""
+    """Return `UP_TO_DATE` if the code at the paths ``times`` is as measured, else a text that begins with "older"."""
     noted = [case.commits() for case in cases if not case.missing]
     if not noted:
         return "older: never measured"
@@ -231,7 +232,7 @@ def why_older(cases: Iterable[Case], times: Sequence[str], repository: Path = RE
 
 
 def _later(commit: str, paths: Sequence[str], repository: Path) -> list[str]:
-    """Name the files among these paths whose code is another than that commit's."""
+    """Return the files under these paths whose code has changed since a commit."""
     raw = ["diff", "--raw", "-z", "--no-renames", "--abbrev=40", commit, "HEAD", "--", *paths, _STUBS]
     try:
         listed = _git(repository, *raw).split("\0")
@@ -246,7 +247,7 @@ def _later(commit: str, paths: Sequence[str], repository: Path) -> list[str]:
 
 
 def _shown(files: Sequence[str], commit: str, others: int) -> str:
-    """Say which files have changed since that commit, and since how many others of the page's some have."""
+    """Return a text that lists the files changed since a commit, and counts other commits with changes."""
     more = f", some since {others} other commit{'s' * (others > 1)}" if others else ""
     if files == [_UNKNOWN]:
         return f"{commit} is no commit of this repository{more}"

@@ -1,6 +1,6 @@
-"""Time-outs, dead ranks, bad bytes and long runs, at length: reliability.md. Each case is some of the tests.
+"""The page reliability.md: long tests of time-outs, dead ranks, bad bytes and long runs. Each case runs some tests.
 
-What the tests saw stands on the page as they reported it; a case is ended at its limit of time, and says so.
+The page shows what the tests reported. If a case exceeds its time limit, it is ended, and the page says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the commands of a page: on this machine or in a lab of netlab's, each for so long at most."""
+"""Run the commands of a page, on this machine or in a lab of netlab, each with a time limit."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .documents import DISTURBED, Output, Page
 from .records import RUN, UP_TO_DATE, Case, Record, Row, why_older
 
 BUILD = Path("build/pages")
-"""From the repository's root, where commands run: no record names folders of this machine."""
+"""Folder of outputs. It is relative to the repository's root, so that records contain no folders of this machine."""
 LAUNCH = REPOSITORY / "launch"
 TRIES = 2
-"""A launch that others disturbed is repeated, up to so many in all."""
+"""Maximum number of tries of a launch that other processes disturb."""
 NOT_ENDED, REFUSED = 124, 2
-"""Exit statuses: of what was ended, and of wrong arguments, such as a method that is refused."""
+"""Exit statuses: of a command ended at its time limit, and of wrong arguments, such as a refused method."""
 LATE = NOT_ENDED, 0.0
-"""Of what was not started, since no time was left."""
+"""Status and load of a command that was not started, since no time was left."""
 _LAB = "pages"
 _SAMPLE = 0.5
 _GRACE = 30.0
-"""Seconds that a program has to end its ranks."""
+"""Seconds for an interrupted program to end its ranks."""
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Measurement:
     Attributes
     ----------
     quick : bool
-        One launch each, of a fifth of the time.
+        Whether to launch each case only once, with a fifth of its time.
     end : float
-        On the clock of `time.monotonic`: nothing is launched after.
+        Time on the clock of `time.monotonic` after which nothing is launched.
     failed : dict
-        Why cases could not be measured.
+        Reasons of cases that could not be measured.
     """
 
     page: Page
@@ -60,7 +60,7 @@ class Measurement:
     _rows: dict[str, dict[int, list[Row]]] = field(default_factory=dict)
 
     def run(self, names: Sequence[str]) -> dict[str, str]:
-        """Launch cases, lab by lab; those of several launches take turns. Return why some could not be measured."""
+        """Launch cases, lab by lab. Cases with several launches take turns. Return the reasons of failures, by case."""
         cases = self.record.cases
         for lab, group in groupby(sorted(names, key=lambda name: cases[name].lab), key=lambda name: cases[name].lab):
             chosen = [name for name in group if self._possible(name)]
@@ -73,7 +73,7 @@ class Measurement:
         return self.failed
 
     def _possible(self, name: str) -> bool:
-        """Return whether what a case needs is here, or note what is missing."""
+        """Return whether this machine has what a case needs. If not, note what is missing."""
         case = self.record.cases[name]
         missing = ""
         if case.lab and os.geteuid() != 0:
@@ -85,7 +85,7 @@ class Measurement:
         return not missing
 
     def _fail(self, name: str, why: str) -> None:
-        """Note that a case could not be measured; figures of before stay."""
+        """Note that a case could not be measured. Earlier figures stay, unless the page keeps failed results."""
         self.failed[name] = why
         case = self.record.cases[name]
         if self.page.keep_failed:
@@ -95,7 +95,7 @@ class Measurement:
             self.record.save()
 
     def _done(self, name: str, turn: int) -> bool:
-        """Return whether a launch has a row of today's code, or was refused by it."""
+        """Return whether a launch was already measured, or refused, with the current code."""
         case = self.record.cases[name]
         rows = [row for row in (case.results or [case.run]) if row.get("launch", turn) == turn and row.get("commit")]
         if not self.page.by_row or not rows:
@@ -103,7 +103,7 @@ class Measurement:
         return rows[0]["commit"] == commit() or why_older([Case("", run=rows[0])], self.page.times) == UP_TO_DATE
 
     def _launch(self, name: str, turn: int) -> None:
-        """Launch a case once, or again if others disturbed it, and keep its figures."""
+        """Launch a case, once more if it was disturbed, and store its figures."""
         case, path = self.record.cases[name], BUILD / self.page.name / f"{name}.json"
         print(f"{self.page.name}: {name}" + f", launch {turn}" * (case.launches > 1), flush=True)
         for _ in range(TRIES):
@@ -114,7 +114,7 @@ class Measurement:
                 break
         run = describe() | {"seconds": round(time.monotonic() - began, 1), "ranks": case.ranks}
         if status == NOT_ENDED and left < case.seconds:
-            self.failed[name] = "no time was left: the same command goes on"
+            self.failed[name] = "no time was left: run the same command again to go on"
         elif status == REFUSED and self.page.by_row:
             case.missing, case.results = "refused", []
             self._keep(case, run)
@@ -135,7 +135,7 @@ class Measurement:
         self.record.save()
 
     def _merged(self, name: str, turn: int, output: Output) -> list[Row]:
-        """The rows of all launches of a case so far."""
+        """Return the merged rows of all launches of a case so far."""
         launches, rows = self._rows.setdefault(name, {}), self.page.shown(self.page.rows(output))
         if not self.page.by_row:
             launches[turn] = rows
@@ -147,7 +147,7 @@ class Measurement:
 
 
 def launch(case: Case, path: Path, turn: int, seconds: float, *, quick: bool = False) -> tuple[int, float]:
-    """Run a case's command so that it writes a file: the exit status, and what others used of the machine meanwhile."""
+    """Run a case's command, which writes ``path``. Return its exit status and other processes' share of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     meter = LoadMeter()
@@ -157,11 +157,11 @@ def launch(case: Case, path: Path, turn: int, seconds: float, *, quick: bool = F
 
 
 def words(case: Case, path: Path, turn: int = 0, *, quick: bool = False) -> list[str]:
-    """The words of a case's command, for this machine."""
+    """Return the words of a case's command, with the Python and the file to use."""
     given = case.command if "{json}" in case.command else f"{case.command} --json {{json}}"
     found = shlex.split(given.replace("{json}", str(path)).replace("{launch}", str(turn)))
     while "=" in found[0]:
-        del found[0]  # MPI=…: the environment whose Python it is
+        del found[0]  # MPI=…, which selects the environment in `_python`
     python = str(_python(case))
     starts = {"python": [python], "torchrun": [str(Path(python).with_name("torchrun"))]}
     if found[0].startswith("launch/"):
@@ -180,13 +180,13 @@ def _mpi(case: Case) -> str:
 
 
 def _python(case: Case) -> Path:
-    """The interpreter of the environment that a case runs in."""
+    """Return the Python of the environment in which a case runs."""
     mpi = _mpi(case)
     return REPOSITORY / launcher.ENVIRONMENTS[mpi] / "bin" / "python" if mpi else Path(sys.executable)
 
 
 def finish(command: Sequence[str], environ: Mapping[str, str], seconds: float, meter: LoadMeter) -> int:
-    """Run a command for so long at most: its exit status, or `NOT_ENDED` if it had to be ended."""
+    """Run a command with a time limit. Return its exit status, or `NOT_ENDED` if the limit was reached."""
     process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
     end = time.monotonic() + seconds
     try:
@@ -207,7 +207,7 @@ def finish(command: Sequence[str], environ: Mapping[str, str], seconds: float, m
 
 @contextlib.contextmanager
 def _lab(settings: str) -> Iterator[None]:
-    """A lab of netlab's with these settings."""
+    """Run a block while a lab of netlab with these settings is up."""
 
     def netlab(*command: str) -> None:
         subprocess.run([sys.executable, str(LAUNCH / "netlab"), *command], check=False)

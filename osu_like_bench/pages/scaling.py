@@ -1,10 +1,10 @@
-"""Training steps of four networks on the cluster of the ACP-SGD paper, and on others, simulated: scaling.md.
+"""The page scaling.md: simulated training steps of four networks, on the cluster of the ACP-SGD paper and on others.
 
-python -m osu_like_bench.pages.scaling --json FILE      # the figures: some minutes on one core
+python -m osu_like_bench.pages.scaling --json FILE      # compute the figures: some minutes on one core
 
-Allreduces are compcoll's own algorithms on simulated networks (`python -m compcoll simulate`), gradients are fused by
-compcoll's own rules. The published figures are those of L. Zhang et al., "Evaluation and Optimization of Gradient
-Compression for Distributed Deep Learning", ICDCS 2023. Needs torch, no GPU and no network.
+Allreduces run compcoll's algorithms on simulated networks (`python -m compcoll simulate`), and gradients are fused by
+compcoll's rules. The published figures are from L. Zhang et al., "Evaluation and Optimization of Gradient Compression
+for Distributed Deep Learning", ICDCS 2023. Needs torch, but no GPU and no network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .records import Record, Row
 S_SGD, POWER, POWER_OVERLAP, ACP = METHODS = ("S-SGD", "Power-SGD", "Power-SGD, overlap", "ACP-SGD")
 PAPERS = "10 Gb/s Ethernet"
 GOAL = 0.25
-"""The largest relative error of the ratios to S-SGD that is allowed."""
+"""The largest allowed relative error of the ratios to S-SGD."""
 COUNTS = (8, 16, 32, 64)
 BUFFERS = (0, 1, 5, 25, 50, 100, 500, 1000, 1500)
 WAYS: dict[str, dict[str, Any]] = {"no overlap": {"overlap": False}, "overlap": {"buffer_mb": 0.0}}
@@ -31,7 +31,7 @@ PARTS = ("compute", "compression", "exposed")
 
 
 def simulate() -> Iterator[Row]:
-    """All figures; times in milliseconds."""
+    """Yield all figures. Times are in milliseconds."""
     from . import scaling_paper
     from .scaling_paper import step
 
@@ -54,13 +54,13 @@ def simulate() -> Iterator[Row]:
 
 
 def _steps(record: Record) -> dict[tuple[str, int, str, str], float]:
-    """Milliseconds by network, number of ranks, what is trained, and method."""
+    """Return milliseconds by network between nodes, number of ranks, trained network, and method."""
     rows = (row for row in record.cases["simulated"].results if "between" in row)
     return {(row["between"], row["ranks"], row["work"], row["method"]): row["ms"] for row in rows}
 
 
 def _published(record: Record) -> dict[str, dict[str, Row]]:
-    """What is in the paper's table III, by what is trained and method."""
+    """Return the rows that are also in the paper's table III, by trained network and method."""
     found: dict[str, dict[str, Row]] = {}
     for row in record.cases["simulated"].results:
         if "published" in row and "work" in row:
@@ -69,12 +69,12 @@ def _published(record: Record) -> dict[str, dict[str, Row]]:
 
 
 def _ratios(of: dict[str, Row], method: str) -> tuple[float, float]:
-    """S-SGD's time by a method's: published and simulated."""
+    """Return the ratio of S-SGD's time to a method's: published, and simulated."""
     return of[S_SGD]["published"] / of[method]["published"], of[S_SGD]["ms"] / of[method]["ms"]
 
 
 def _table_iii(record: Record) -> Iterator[str]:
-    """Published and simulated."""
+    """Yield a table that compares published and simulated times."""
     lines = []
     for name, of in _published(record).items():
         for method, row in of.items():
@@ -86,13 +86,13 @@ def _table_iii(record: Record) -> Iterator[str]:
 
 
 def worst_ratio(record: Record) -> float:
-    """Return how far a simulated ratio to S-SGD is from the published one, at most."""
+    """Return the largest relative error of a simulated ratio to S-SGD."""
     pairs = (_ratios(of, method) for of in _published(record).values() for method in of)
     return max(abs(ours / theirs - 1) for theirs, ours in pairs)
 
 
 def misplaced(record: Record) -> list[str]:
-    """Pairs of methods in another order than published, which the simulation tells apart by more than 1 %."""
+    """Return pairs of methods whose simulated times differ by more than 1 %, but in another order than published."""
     return [
         f"{name}: {one} before {other}"
         for name, of in _published(record).items()
@@ -114,7 +114,7 @@ def _goal(record: Record) -> Iterator[str]:
 
 
 def _elsewhere(record: Record) -> Iterator[str]:
-    """What else the paper reports."""
+    """Yield a table of the paper's other results."""
     lines = []
     for row in record.cases["simulated"].results:
         if "where" in row:
@@ -152,7 +152,7 @@ def _buffers(record: Record) -> Iterator[str]:
 
 
 def _plot(record: Record, folder: Path) -> None:
-    """Draw steps against ranks, a panel for each network and each link."""
+    """Draw step times against ranks, in a panel for each trained network and each link."""
     from matplotlib.figure import Figure
 
     times, theirs = _steps(record), _published(record)
@@ -199,9 +199,9 @@ PAGES = (
 
 
 def main() -> None:
-    """Simulate, and write the figures."""
+    """Simulate all steps and write the figures to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where they are written")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="the figures' file")
     path = parser.parse_args().json
     path.write_text(json.dumps({"results": list(simulate())}))
 

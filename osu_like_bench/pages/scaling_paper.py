@@ -1,9 +1,9 @@
-"""Training steps on the ACP-SGD paper's cluster, simulated: computing takes given times, allreduces simulated ones.
+"""Simulate training steps on the cluster of the ACP-SGD paper, with given computing times and simulated allreduces.
 
-L. Zhang et al., "Evaluation and Optimization of Gradient Compression for Distributed Deep Learning", ICDCS 2023.
-Gradients are fused by compcoll's own rules, which need torch; nothing is computed. A GPU does one thing after the
-other, and so does the network, as NCCL's stream does: a buffer is sent when its gradients are ready and the one before
-it has been sent, while back-propagation goes on.
+The paper is L. Zhang et al., "Evaluation and Optimization of Gradient Compression for Distributed Deep Learning", ICDCS
+2023. Gradients are fused by compcoll's rules, which need torch; nothing is computed. A GPU does one thing after the
+other. So does the network, like NCCL's stream: a buffer is sent, during back-propagation, when its gradients are ready
+and the previous buffer has been sent.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from .scaling import ACP, PAPERS, POWER, POWER_OVERLAP, S_SGD
 
 
 class GPU(NamedTuple):
-    """A GPU, by what its kernels take.
+    """The speed of a GPU's kernels.
 
     Attributes
     ----------
     bandwidth : float
-        Bytes of memory a second, read or written.
+        Bytes of memory that are read or written per second.
     flops : float
-        Operations a second in products of matrices.
+        Operations per second in products of matrices.
     matrix, column : float
-        Seconds for a matrix in ACP-SGD, and for each column of its factor, beyond what bytes and products take:
-        launches, and a QR decomposition.
+        Additional seconds of ACP-SGD for each matrix, and for each column of its factor, for launches and a QR
+        decomposition.
     parameter : float
-        Seconds for a parameter in Power-SGD, likewise: launches.
+        Additional seconds of Power-SGD for each parameter, for launches.
     batch_column : float
-        Seconds for each column of the matrices of one shape that Power-SGD makes orthonormal together.
+        Seconds per column to orthonormalize all of Power-SGD's matrices of one shape together.
     """
 
     bandwidth: float
@@ -56,7 +56,7 @@ class GPU(NamedTuple):
     batch_column: float
 
     def products(self, count: int, rank: int, values: int) -> float:
-        """Seconds of so many products of matrices of so many values with factors of that rank."""
+        """Return the seconds of ``count`` products of matrices, of ``values`` values together, with factors."""
         return 2 * count * rank * values / self.flops
 
 
@@ -67,13 +67,13 @@ class Cluster:
     Parameters
     ----------
     gpu : GPU
-        One for each rank.
+        The GPU of each rank.
     network : Network
-        Between them.
+        The network between them.
     ranks : int
-        How many.
+        Number of ranks.
     call : float
-        Seconds of a host before an allreduce begins.
+        Host seconds before an allreduce begins.
     """
 
     gpu: GPU
@@ -84,10 +84,10 @@ class Cluster:
 
 @cache
 def _allreduce(cluster: Cluster, nbytes: int) -> float:
-    """Seconds of an allreduce in a ring, which NCCL uses, too."""
+    """Return the seconds of a ring allreduce, which NCCL also uses."""
     if cluster.ranks == 1:
         return 0.0
-    # Adding up reads two and writes one.
+    # A sum reads two values and writes one.
     rate = cluster.gpu.bandwidth / 3
     profile = replace(DEFAULTS, speeds=(Speed("none", 32, rate, rate, rate, rate),))
     scenario = Scenario(cluster.ranks, cluster.network, nbytes, profile=profile, call=cluster.call)
@@ -101,11 +101,11 @@ class Work:
     Parameters
     ----------
     layers : tuple of Layer
-        In the order of the forward pass.
+        The layers, in the order of the forward pass.
     forward, backward : float
-        Seconds of a step on one GPU, which layers share as they share the work.
+        Seconds of a step on one GPU. Each layer takes a part in proportion to its work.
     rank : int
-        Columns of factors.
+        Number of columns of the factors.
     """
 
     layers: tuple[Layer, ...]
@@ -120,13 +120,13 @@ class StepTimes(NamedTuple):
     Attributes
     ----------
     total : float
-        All of it.
+        The whole step.
     compute : float
         Forward pass and back-propagation.
     compression : float
-        What else the GPU does.
+        Other work of the GPU.
     exposed : float
-        When it waits for the network.
+        Time in which the GPU waits for the network.
     """
 
     total: float
@@ -136,17 +136,17 @@ class StepTimes(NamedTuple):
 
 
 class _Clock:
-    """A GPU's time, and the network's."""
+    """The simulated time of a GPU and of the network."""
 
     def __init__(self, allreduce: Callable[[int], float]) -> None:
         self.now = 0.0
         self.compression = 0.0
         self._allreduce = allreduce
         self._network = 0.0
-        self._later: deque[tuple[float, float, Callable[[], None]]] = deque()  # means come in the order of sending
+        self._later: deque[tuple[float, float, Callable[[], None]]] = deque()  # means arrive in the order of sending
 
     def work(self, seconds: float) -> None:
-        """Spend a forward pass's or back-propagation's time; what waited for a mean that has come goes first."""
+        """Spend time on the forward pass or back-propagation, after the work on means that have arrived."""
         while self._later and self._later[0][0] <= self.now:
             self._next()
         self.now += seconds
@@ -156,17 +156,17 @@ class _Clock:
         self.compression += seconds
 
     def send(self, nbytes: int) -> float:
-        """Send what is there now; return when its mean will have come."""
+        """Send bytes that are ready now; return the time when their mean arrives."""
         if nbytes:
             self._network = max(self.now, self._network) + self._allreduce(nbytes)
         return self._network
 
     def when(self, time: float, seconds: float, then: Callable[[], None]) -> None:
-        """Compress for so long when a mean has come."""
+        """Schedule ``seconds`` of compression, followed by ``then``, for when a mean has arrived."""
         self._later.append((time, seconds, then))
 
     def end(self) -> None:
-        """Wait for all."""
+        """Wait for all means and the work that depends on them."""
         while self._later:
             self._next()
         self.now = max(self.now, self._network)
@@ -179,24 +179,24 @@ class _Clock:
 
 
 def step(method: str, work: Work, cluster: Cluster, *, buffer_mb: float = 25.0, overlap: bool = True) -> StepTimes:
-    """The times of a training step.
+    """Return the times of a training step.
 
     Parameters
     ----------
     method : str
         One of `scaling.METHODS`.
     work : Work
-        What is trained.
+        The trained network.
     cluster : Cluster
-        Where.
+        The GPUs and the network between them.
     buffer_mb : float
-        Uncompressed MiB of fusion buffers; 0 for every gradient on its own.
+        Uncompressed MiB of fusion buffers; 0 to send each gradient separately.
     overlap : bool
-        Whether S-SGD and ACP-SGD send while back-propagation goes on.
+        Whether S-SGD and ACP-SGD send during back-propagation.
     """
     if method in (POWER, POWER_OVERLAP):
         return _times(work, cluster, partial(_power, work, cluster.gpu, buffer_mb, method == POWER_OVERLAP))
-    # ACP-SGD's factors by turns.
+    # ACP-SGD sends left and right factors in alternate steps: use the mean of both.
     kinds = [Kind.LEFT, Kind.RIGHT] if method == ACP else [Kind.EXACT]
     found = [_times(work, cluster, partial(_at_once, work, cluster.gpu, kind, buffer_mb, overlap)) for kind in kinds]
     return StepTimes(*(fmean(column) for column in zip(*found, strict=True)))
@@ -211,7 +211,7 @@ def _times(work: Work, cluster: Cluster, run: Callable[[_Clock], None]) -> StepT
 
 
 def _gradients(work: Work, rank: int, factors: int) -> list[list[Gradient]]:
-    """The layers' gradients, in the order of back-propagation; without memory. So many factors a step."""
+    """Return each layer's gradients (without memory), in the order of back-propagation, for ``factors`` per step."""
 
     def gradient(name: str, shape: torch.Size) -> Gradient:
         compressed = rank and worthwhile(shape, rank, 1.0, factors)
@@ -229,7 +229,7 @@ def _buffers(layers: Sequence[Sequence[Gradient]], kind: Kind, buffer_mb: float)
 
 
 def _shares(work: Work) -> list[float]:
-    """Seconds of back-propagation of each layer, the last one first."""
+    """Return the seconds of back-propagation of each layer, from the last to the first."""
     whole = sum(layer.work for layer in work.layers)
     return [work.backward * layer.work / whole for layer in reversed(work.layers)]
 
@@ -239,10 +239,11 @@ def _traffic(gpu: GPU, passes: float, values: int) -> float:
 
 
 def _at_once(work: Work, gpu: GPU, kind: Kind, buffer_mb: float, overlap: bool, clock: _Clock) -> None:
-    """Simulate S-SGD and ACP-SGD: a buffer is one allreduce, which nothing waits for.
+    """Simulate S-SGD or ACP-SGD: each buffer is one allreduce, for which the GPU waits only at the end.
 
-    S-SGD's gradients are copied into buckets and back (4 passes). Of ACP-SGD's authors' code M + E takes 3 passes over
-    a matrix, a factor 1, the product 1, and E 6; afterwards the product 1, its copy 2, and the division 2.
+    S-SGD copies gradients into buckets and back, which takes 4 passes over memory. In the code of ACP-SGD's authors,
+    M + E takes 3 passes over a matrix, the factor 1, the product 1, and E 6; after the allreduce, the product takes 1,
+    its copy 2, and the division 2.
     """
     layers = _gradients(work, 0 if kind is Kind.EXACT else work.rank, 1)
     buffers = _buffers(layers, kind, buffer_mb)
@@ -271,9 +272,10 @@ def _at_once(work: Work, gpu: GPU, kind: Kind, buffer_mb: float, overlap: bool, 
 
 
 def _power(work: Work, gpu: GPU, buffer_mb: float, overlap: bool, clock: _Clock) -> None:
-    """Simulate PyTorch's hook for Power-SGD: vectors, left, then right factors, of each bucket; or of all at the end.
+    """Simulate PyTorch's Power-SGD hook. It sends vectors, then left, then right factors of each bucket.
 
-    M + E takes 3 passes over a matrix and each factor 1; the product takes 1, and what was lost 5.
+    Without overlap, there is one bucket, which is sent at the end. M + E takes 3 passes over a matrix, each factor 1,
+    the product 1, and the residual 5.
     """
     layers = _gradients(work, work.rank, 2)
     buckets = _buffers(layers, Kind.EXACT, buffer_mb if overlap else 1e12)
@@ -307,7 +309,7 @@ def _power_bucket(clock: _Clock, members: Sequence[Gradient], gpu: GPU, rank: in
 
 
 def link(gigabits: float, latency: float, *, efficiency: float = 1.0) -> Link:
-    """A link of so many Gb/s, of which a part carries data."""
+    """Return a link of ``gigabits`` Gb/s, of which the part ``efficiency`` carries data."""
     return Link(latency, 8 / (gigabits * 1e9 * efficiency))
 
 
@@ -317,31 +319,31 @@ TABLE_III = {
     "bert-base": {S_SGD: 805, POWER: 236, POWER_OVERLAP: 292, ACP: 193},
     "bert-large": {S_SGD: 2307, POWER: 392, POWER_OVERLAP: 516, ACP: 245},
 }
-"""Milliseconds of a step: 32 RTX 2080 Ti, 10 Gb/s Ethernet."""
+"""Published milliseconds of a step on 32 RTX 2080 Ti with 10 Gb/s Ethernet."""
 
 BATCHES = {"resnet50": 64, "resnet152": 32, "bert-base": 32, "bert-large": 8}
-"""Examples of a GPU, and `RANKS`: the scripts that the paper's authors published with it."""
+"""Examples per GPU. Like `RANKS`, they are from the scripts that the paper's authors published."""
 
 RANKS = {"resnet50": 4, "resnet152": 4, "bert-base": 32, "bert-large": 32}
 IMAGES_A_SECOND = {"resnet50": 294, "resnet152": 110}
-"""Training on one RTX 2080 Ti, FP32: Lambda, "RTX 2080 Ti Deep Learning Benchmarks with TensorFlow", 2019."""
+"""Training on one RTX 2080 Ti in FP32: Lambda, "RTX 2080 Ti Deep Learning Benchmarks with TensorFlow", 2019."""
 
 TOKENS = 64
-"""Tokens of a sentence, in the authors' scripts."""
+"""Tokens per sentence in the authors' scripts."""
 
 BERT_FLOPS = 0.7 * 13.4e12
-"""Seven tenths of an RTX 2080 Ti's peak: an assumption."""
+"""Operations per second for BERT: 70 % of an RTX 2080 Ti's peak, an assumption."""
 
 TURING = GPU(
     bandwidth=0.75 * 616e9, flops=BERT_FLOPS, matrix=0.2e-3, column=8e-6, parameter=0.26e-3, batch_column=80e-6
 )
-"""Three quarters of the memory's speed; the last four were fitted to the published times of compressed training."""
+"""An RTX 2080 Ti with 75 % of its memory's bandwidth. The last four values are fitted to published compressed steps."""
 
 HOST_GBITS = 31
-"""Gb/s between GPUs of a node, which have no access to each other's memory: fitted to BERT-Base at 100 Gb/s."""
+"""Gb/s between GPUs of a node without access to each other's memory, fitted to BERT-Base at 100 Gb/s."""
 
 TCP_LATENCY = 150e-6
-"""Seconds of latency, fitted to what is published at 1 Gb/s and of 8 and 64 GPUs."""
+"""Seconds of latency over TCP, fitted to published times at 1 Gb/s and with 8 and 64 GPUs."""
 
 INSIDE = link(HOST_GBITS, 10e-6)
 NETWORKS_BETWEEN = {
@@ -349,18 +351,19 @@ NETWORKS_BETWEEN = {
     PAPERS: link(10, TCP_LATENCY, efficiency=0.94),
     "100 Gb/s InfiniBand": link(100, 3e-6, efficiency=0.97),
 }
-"""Ethernet carries 94 % of its rate as TCP's data, in packets of 1500 bytes."""
+"""Links between nodes. With packets of 1500 bytes, 94 % of an Ethernet's rate carries TCP's data."""
 
 
 def works() -> dict[str, Work]:
-    """List all trainings. A back-propagation takes twice as long as a forward pass, as it has twice the arithmetic."""
+    """Return the trained networks. Back-propagation takes twice the time of a forward pass, since it computes more."""
     found = {}
     for name, layers in NETWORKS.items():
         made = tuple(layers())
         if name in IMAGES_A_SECOND:
             seconds = BATCHES[name] / IMAGES_A_SECOND[name]
         else:
-            # Three passes, 2 operations for each parameter and token; the words' embedding counts as the output layer.
+            # 3 passes (forward 1, backward 2) with 2 operations per parameter and token. The word embedding is counted,
+            # too, in place of the output layer.
             parameters = sum(layer.parameters for layer in made)
             seconds = 6 * parameters * BATCHES[name] * TOKENS / BERT_FLOPS
         found[name] = Work(made, seconds / 3, 2 * seconds / 3, RANKS[name])
@@ -368,13 +371,13 @@ def works() -> dict[str, Work]:
 
 
 def cluster(ranks: int, between: str) -> Cluster:
-    """The paper's machines: four GPUs a node, with a NIC of the node."""
+    """Return the paper's cluster, with four GPUs and one NIC in each node."""
     network = Network(inside=INSIDE, between=NETWORKS_BETWEEN[between], ranks_per_node=4)
     return Cluster(TURING, network, ranks, call=20e-6)
 
 
 def findings() -> Iterator[Row]:
-    """The paper's other figures, all of them ratios of times of steps, on 32 GPUs at 10 Gb/s unless said otherwise."""
+    """Yield the paper's other figures. They are ratios of step times, on 32 GPUs at 10 Gb/s unless stated otherwise."""
     trained = works()
     resnet152, large = trained["resnet152"], trained["bert-large"]
     wide = replace(large, rank=256)

@@ -1,4 +1,4 @@
-"""Training steps over slow links, and the backend's calls: ddp.md, low-rank.md and local-steps.md."""
+"""The pages ddp.md, low-rank.md and local-steps.md: training steps over slow links, and calls of the backend."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ ALONE, DDP, ONE_BIT, DILOCO = "alone", "ddp", "onebit-adam", "diloco"
 RATE = "examples_per_second"
 
 Results = dict[str, Row]
-"""Of a case, by contender."""
+"""The results of a case, by contender."""
 Figure = Callable[[Results, str, str], float]
-"""Of two contenders."""
+"""Computes a figure from the results and the names of two contenders."""
 
 
 class Goal(NamedTuple):
-    """A figure of a contender by another's, or less it, and its limit.
+    """A goal for a figure that compares two contenders.
 
     Attributes
     ----------
     contender, than : str
-        The two.
+        The contender, and the one to compare with.
     kind : str
-        One of `KINDS`.
+        The kind of figure, one of `KINDS`.
     limit : float
-        At least or at most so much, as the kind says.
+        The limit of the figure, lower or upper by its kind.
     """
 
     contender: str
@@ -40,7 +40,7 @@ class Goal(NamedTuple):
     than: str
 
     def line(self, found: Results) -> str:
-        """A line of a list: the figure, and whether the goal is met."""
+        """Return a line of a list with the figure, and whether the goal is met."""
         text, figure, more = KINDS[self.kind]
         value = figure(found, self.contender, self.than)
         met = value >= self.limit if more else value <= self.limit
@@ -53,7 +53,7 @@ def _ratio(field: str) -> Figure:
 
 
 def _work(found: Results, what: str, than: str) -> float:
-    """What compression takes on one rank; a hook's without DistributedDataParallel's own copies."""
+    """Return the ratio of two contenders' times for compression on one rank. A hook's excludes DDP's own copies."""
     own_copies = found["gloo"]["exposed_ms"] if than.startswith("gloo") else 0.0
     return float(found[what]["exposed_ms"] / (found[than]["exposed_ms"] - own_copies))
 
@@ -78,7 +78,7 @@ KINDS: dict[str, tuple[str, Figure, bool]] = {
         False,
     ),
 }
-"""What is said, the figure, and whether more is better."""
+"""Kinds of goals: a text, a function that computes the figure, and whether larger is better."""
 _CALLS = (Goal(BLOCKING, "over", 10, MPI), Goal(ASYNCHRONOUS, "over", 30, MPI))
 _WORK = (Goal(ACPSGD, "work", 0.5, HOOK), Goal(ACPSGD, "work", 0.5, POWERSGD))
 GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
@@ -105,11 +105,11 @@ GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
         ),
     },
 }
-"""By page and case."""
+"""Goals by page and case."""
 
 
 def _case(record: Record, name: str) -> Iterator[str]:
-    """The command of a case, its table, its goals, and where it was measured."""
+    """Yield the section of a case: its command, table, goals, and where it was measured."""
     case = record.cases[name]
     yield from command(case, broken=True)
     yield ""
@@ -160,7 +160,7 @@ def _rates(found: Results) -> Iterator[str]:
 
 
 _TABLES: dict[str, Callable[[Results], Iterator[str]]] = {"median_ms": _steps, "median_us": _calls, RATE: _rates}
-"""By a figure that the rows have."""
+"""Functions that yield a table, by a figure that the rows have."""
 _COLUMNS = (
     *("contender", "median_ms", "compute_ms", "exposed_ms", "communication_ms", "codec_ms", "sent_megabytes"),
     *("median_us", "mean_ms", RATE, "under_way_median", "under_way_mean"),

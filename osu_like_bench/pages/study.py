@@ -1,4 +1,4 @@
-"""Accuracy and loss against what is sent, of every method to send gradients: study.md and study-text.md."""
+"""The pages study.md and study-text.md: accuracy and loss against bytes sent, for all methods to send gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .records import GPU, Case, Record, Row
 
 BASELINE = "uncompressed"
 _NAMES_HIGH = 30
-"""Names of a plot's points in a column."""
+"""Number of names in a column of a plot's legend."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Study:
     Attributes
     ----------
     name : str
-        The page's.
+        The page's name.
     measure : str
-        What is held against the baseline: ``"accuracy"`` or ``"loss"``.
+        The figure that is compared with the baseline's: ``"accuracy"`` or ``"loss"``.
     goal : float
-        How much of it may be lost: of accuracy absolute, of the loss relative.
+        How much worse than the baseline's it may be: absolute for accuracy, relative for the loss.
     tokens : int
-        Of an example; 0 where examples have none.
+        Tokens of an example; 0 if examples have no tokens.
     """
 
     name: str
@@ -41,29 +41,29 @@ class Study:
 
     @property
     def within(self) -> str:
-        """The goal, for people."""
+        """The goal as a text."""
         return f"within {100 * self.goal:.0f} %"
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method's figures, means over its seeds; or why it could not run."""
+    """The figures of a method, whose launches have different seeds; or the reason why it could not run."""
 
     name: str
     case: Case
 
     @property
     def baseline(self) -> str:
-        """The method without compression, and with the same optimizer, that it is held against."""
+        """The name of the uncompressed method with the same optimizer, to compare with."""
         suffix = next((each for each in ("-adamw", "-momentum") if each in self.name), "")
         return BASELINE + suffix
 
     def values(self, measure: str) -> dict[int, float]:
-        """Accuracies or losses after the last epoch, by seed; NaN where training diverged."""
+        """Return accuracies or losses after the last epoch, by seed; NaN if training diverged."""
         return {row["launch"]: row.get(measure, math.nan) for row in self.case.results}
 
     def mean(self, figure: str) -> float:
-        """Of all seeds."""
+        """Return the mean of a figure over all seeds."""
         return statistics.fmean(row.get(figure, math.nan) for row in self.case.results)
 
     @property
@@ -73,12 +73,12 @@ class Method:
 
     @property
     def times(self) -> float:
-        """Bytes of an uncompressed ring divided by what was sent: what the network notices."""
+        """Bytes of an uncompressed ring divided by what was sent: the saving for the network."""
         return self.mean("ring") / self.mean("sent")
 
     @property
     def of_compressed(self) -> str:
-        """The ratio of compressed parameters alone, without those that stay exact; and in the last epoch, if larger."""
+        """A text with the ratio for compressed parameters only, and the ratio in the last epoch if much larger."""
         exact = self.mean("exact")
         compressed, at_end = (self.mean("raw") - exact) / (self.mean("sent") - exact), self.mean("at_end")
         if math.isnan(compressed):
@@ -87,7 +87,7 @@ class Method:
 
 
 def rows(output: Output) -> list[Row]:
-    """The figures of one training: bytes are a rank's in a step, over all epochs."""
+    """Return the figures of one training. Bytes are those of a rank and a step, as means over all epochs."""
     ranks, epochs = output["run"]["ranks"], output["epochs"]
     ring = 2 * (ranks - 1) / ranks * 4 * output["parameters"]
     sent = [epoch.get("wire_nbytes", ring) for epoch in epochs]
@@ -111,21 +111,19 @@ def rows(output: Output) -> list[Row]:
 
 
 def _exact_nbytes(output: Output, epoch: dict[str, Any]) -> float:
-    """Bytes that a rank sent of exact gradients in a step: once through shared memory, else as by a ring."""
+    """Return the bytes of exact gradients that a rank sends in a step, by a ring or once through shared memory."""
     ranks, by = output["run"]["ranks"], {call for call in epoch.get("calls", ()) if "," not in call}
     times = 1.0 if by == {"shared_memory"} else 2 * (ranks - 1) / ranks
     return times * 4 * float(output.get("exact_parameters", math.nan))
 
 
 def methods(record: Record) -> list[Method]:
-    """All that have run, or could not."""
+    """Return all methods that have run or could not run."""
     return [Method(name, case) for name, case in record.cases.items() if case.results or case.missing]
 
 
 def verdict(study: Study, method: Method, found: Iterable[Method]) -> str:
-    """Return whether a method is within the goal of the training that it is held against, in the mean over the seeds
-    that both have run.
-    """
+    """Return a text whether a method is within the goal of its baseline, by means over the seeds that both have run."""
     baseline = next((each for each in found if each.name == method.baseline), None)
     mine, theirs = method.values(study.measure), {} if baseline is None else baseline.values(study.measure)
     shared = mine.keys() & theirs.keys()
@@ -151,7 +149,7 @@ def _about(study: Study, record: Record) -> Iterator[str]:
 
 
 def _commits(record: Record) -> Iterator[str]:
-    """The commits that the figures are of."""
+    """Yield a list of the commits at which the methods were measured."""
     made: dict[tuple[str, ...], list[str]] = {}
     for method in methods(record):
         made.setdefault(tuple(sorted(method.case.commits())), []).append(f"`{method.name}`")
@@ -185,7 +183,7 @@ def _table(study: Study, record: Record) -> Iterator[str]:
 
 
 def _summary(study: Study, record: Record) -> Iterator[str]:
-    """List which methods have fewer seeds than others, which have not run, and which are within the goal."""
+    """Yield lists of methods: with fewer seeds than others, not run yet, within the goal, and not within it."""
     found = methods(record)
     ran = [method for method in found if method.case.results]
     held: dict[str, list[str]] = {}
@@ -209,7 +207,7 @@ def _commands(record: Record) -> Iterator[str]:
 
 
 def _plot(study: Study, record: Record, folder: Path) -> None:
-    """Draw accuracy or loss against ratio: a panel for each baseline, a numbered point a method, names beside it."""
+    """Draw accuracy or loss against ratio: a panel for each baseline, with a numbered point for each method."""
     from matplotlib.figure import Figure
 
     scale = 1 if study.measure == "loss" else 100
@@ -233,7 +231,7 @@ def _plot(study: Study, record: Record, folder: Path) -> None:
             )
             axes.annotate(str(number), (method.times, mean), (4, 4), textcoords="offset points", fontsize=8)
             names.append(f"{number:2} {method.name.replace(baseline.removeprefix(BASELINE), '')}")
-        # Of one height each, in as many columns as the panel's height asks for.
+        # All columns have the same height, that of the panel.
         for column in range(0, len(names), _NAMES_HIGH):
             text = "\n".join(names[column : column + _NAMES_HIGH])
             axes.text(1.02 + 0.28 * column / _NAMES_HIGH, 1, text, transform=axes.transAxes, va="top", fontsize=8)
@@ -268,7 +266,7 @@ _LOSING = (
     *("compcoll/torch/gradients", "compcoll/torch/low_rank", *GPU),
     *(f":!compcoll/kernels/{name}" for name in _SENDERS),
 )
-"""What accuracy depends on: not who sends, but what is lost."""
+"""Pathspecs of the code that accuracy depends on: compression, but not the code that only sends."""
 DIGITS = Study("study", "accuracy", 0.01)
 TEXT = Study("study-text", "loss", 0.02, tokens=128)
 PAGES = (_page(DIGITS), _page(TEXT, "compcoll/torch/optimizers"))

@@ -1,1 +1,1 @@
-"""Models, data and processes to train with: what `launch/train_ddp.py` and the ``ddp`` benchmark share. Needs torch."""
+"""Models and processes for training, shared by `launch/train_ddp.py` and the ``ddp`` benchmark. Needs torch."""

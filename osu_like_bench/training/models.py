@@ -1,5 +1,5 @@
-"""Small models of three kinds: a convolutional net, a GPT, and a perceptron of any size. And well-known networks: the
-shapes of their parameters, and a model of such shapes that computes nothing.
+"""Models for training: a small convolutional net, a small GPT, and a perceptron of any size. For well-known networks,
+the shapes of their parameters, and a model with these shapes that computes nothing.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 VOCABULARY = 256
-"""Tokens of `GPT`: bytes."""
+"""Number of tokens of `GPT`, which are bytes."""
 
 
 def convolutional(channels: int, classes: int, *, width: int = 32, reductions: int = 1) -> nn.Module:
-    """A convolutional net for small square images.
+    """Make a convolutional net that classifies small square images.
 
     Parameters
     ----------
     channels, classes : int
-        Of the images, and to tell apart.
+        Channels of an image, and number of classes.
     width : int
         Channels after the first convolution; doubled with every reduction.
     reductions : int
@@ -41,7 +41,7 @@ def convolutional(channels: int, classes: int, *, width: int = 32, reductions: i
 
 
 class _Block(nn.Module):  # type: ignore[misc]
-    """Attention to earlier positions, then a perceptron; each added to its input."""
+    """A transformer block: causal attention, then a perceptron; the output of each is added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -67,9 +67,9 @@ class GPT(nn.Module):  # type: ignore[misc]
     Parameters
     ----------
     context : int
-        Most positions of an input.
+        Maximum length of an input.
     layers, width, heads : int
-        Blocks, features of a position, and attention heads.
+        Number of blocks, features of a position, and attention heads.
     """
 
     def __init__(self, context: int = 128, *, layers: int = 4, width: int = 128, heads: int = 4) -> None:
@@ -84,23 +84,23 @@ class GPT(nn.Module):  # type: ignore[misc]
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of each next byte: (batch, length) to (batch, length, 256)."""
+        """Return the logits of each next byte, of shape (batch, length, 256), for bytes of shape (batch, length)."""
         x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         logits: Tensor = self.out(self.norm(self.blocks(x)))
         return logits
 
 
 def perceptron(parameters: int, *, layers: int = 6, features: int = 64, classes: int = 10) -> nn.Module:
-    """A perceptron with square hidden layers of about as many parameters as asked for.
+    """Make a perceptron with square hidden layers.
 
     Parameters
     ----------
     parameters : int
-        How many.
+        Approximate number of parameters.
     layers : int
-        Square layers.
+        Number of square layers.
     features, classes : int
-        Of the input and the output.
+        Sizes of the input and the output.
     """
     ends = features + classes + layers + 1
     width = max(round((math.sqrt(ends**2 + 4 * layers * parameters) - ends) / (2 * layers)), 1)
@@ -109,17 +109,17 @@ def perceptron(parameters: int, *, layers: int = 6, features: int = 64, classes:
 
 
 def count(model: nn.Module) -> int:
-    """Parameters of a model."""
+    """Return the number of parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 class Layer(NamedTuple):
-    """A matrix or convolution, and what belongs to it.
+    """A matrix or convolution, with its bias and norm.
 
     Attributes
     ----------
     shapes : list of tuple of int
-        Of its parameters.
+        Shapes of the parameters.
     work : int
         Multiplications of the forward pass for an image or a token.
     """
@@ -133,9 +133,10 @@ class Layer(NamedTuple):
 
 
 def _resnet(*blocks: int) -> Iterator[Layer]:
-    """He et al., "Deep Residual Learning for Image Recognition", table 1: bottlenecks; norms after each convolution.
+    """Yield the layers of a ResNet of bottlenecks, with a norm after each convolution.
 
-    As in torchvision, the 3 × 3 convolution of a stage's first bottleneck halves height and width.
+    See He et al., "Deep Residual Learning for Image Recognition", table 1. As in torchvision, the 3 × 3 convolution of
+    a stage's first bottleneck halves height and width.
     """
 
     def convolution(out: int, into: int, size: int, height: int) -> Layer:
@@ -156,7 +157,7 @@ def _resnet(*blocks: int) -> Iterator[Layer]:
 
 
 def _bert(layers: int, width: int) -> Iterator[Layer]:
-    """Devlin et al., "BERT", section 3: embeddings, encoder layers, pooler."""
+    """Yield the layers of BERT (Devlin et al., section 3): embeddings, encoder layers, pooler."""
     norm = [(width,), (width,)]
 
     def linear(out: int, into: int, *more: tuple[int, ...]) -> Layer:
@@ -180,11 +181,11 @@ NETWORKS: Mapping[str, Callable[[], list[Layer]]] = {
     "bert-base": lambda: list(_bert(12, 768)),
     "bert-large": lambda: list(_bert(24, 1024)),
 }
-"""Functions that list a network's layers, in the order in which the forward pass uses them."""
+"""Functions that return a network's layers, in the order of the forward pass."""
 
 
 class _Back(torch.autograd.Function):  # type: ignore[misc]
-    """Hands on what comes; back, gives given gradients after some time."""
+    """An identity function whose backward pass sleeps, then returns fixed gradients of the parameters."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, seconds: float, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
@@ -198,12 +199,13 @@ class _Back(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Synthetic(nn.Module):  # type: ignore[misc]
-    """A network of given layers. Each takes its share of the work; a device elsewhere would compute: it sleeps.
+    """A network that sleeps instead of computing, as if another device computed. Each layer sleeps in proportion to its
+    work.
 
     Parameters
     ----------
     layers : sequence of Layer
-        In the forward pass's order.
+        The layers, in the order of the forward pass.
     forward_seconds, backward_seconds : float
         Seconds that the two passes of a step take.
     """
@@ -219,7 +221,7 @@ class Synthetic(nn.Module):  # type: ignore[misc]
         self._gradients: list[Tensor] = []
 
     def forward(self) -> Tensor:
-        """A scalar; back-propagation from it gives every parameter the same random gradient in each step."""
+        """Return a scalar. Its back-propagation gives each parameter a random gradient, the same in every step."""
         if not self._gradients:
             self._gradients = [torch.randn_like(parameter) for parameter in self.weights]
         time.sleep(self._forward_seconds)

@@ -1,4 +1,4 @@
-"""Ranks of mpirun (or torchrun) as a process group of PyTorch."""
+"""Start and end a process group of PyTorch between the ranks of mpirun or torchrun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
-import compcoll.torch  # noqa: F401  # a backend of that name
+import compcoll.torch  # noqa: F401  # registers the backend
 from compcoll import config
 from compcoll.host.cores import usable_cores
 from compcoll.transports.nodes import host_name
@@ -22,11 +22,11 @@ from ..timing import Seconds
 _TIMEOUT = timedelta(seconds=300)
 _SECONDS_TO_LET_GO = 1.0
 _SECONDS_TO_FINALIZE = 0.5
-"""MPICH's mpiexec kills ranks that are not done with MPI yet when another ends with a status."""
+"""When a rank exits with an error status, MPICH's mpiexec kills ranks that have not finalized MPI: give them time."""
 
 
 class Place(NamedTuple):
-    """A process among the ranks: its number, how many there are, and how many of those on its node."""
+    """A process's rank, the number of ranks, and the number of ranks on its node."""
 
     rank: int
     size: int
@@ -36,13 +36,13 @@ class Place(NamedTuple):
 def start(backend: str) -> Place:
     """Make this process a rank of the default process group.
 
-    Under mpirun the ranks are MPI's, and meet at a store that MPI tells them of; where a launcher like torchrun
-    has set RANK, its variables hold.
+    Under mpirun, the ranks are MPI's, and MPI broadcasts the address of their store. If a launcher such as torchrun has
+    set RANK, its variables are used instead.
 
     Parameters
     ----------
     backend : str
-        Such as ``"gloo"`` or ``"compcoll"``.
+        PyTorch's name of the backend, such as ``"gloo"`` or ``"compcoll"``.
     """
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=_TIMEOUT)
@@ -55,10 +55,10 @@ def start(backend: str) -> Place:
 
 
 def leave() -> None:
-    """End the default process group, all ranks together: who leaves first closes connections that gloo still uses.
+    """End the default process group. Collective: a rank that left early would close connections that gloo still uses.
 
-    Gloo's threads let go of a collective's tensors under the GIL, after it has ended: if the interpreter ended before
-    that, it would abort (PyTorch 2.13, Python below 3.14). So here is waited until they are done with the last one.
+    Gloo's threads release a collective's tensors after it has ended, and need the GIL for this. If the interpreter
+    exits earlier, it aborts (PyTorch 2.13, Python below 3.14). So this function waits for the last tensor's release.
     """
     last = torch.zeros(1)
     held, deadline = weakref.ref(last), time.monotonic() + _SECONDS_TO_LET_GO
@@ -75,7 +75,7 @@ def leave() -> None:
 
 
 def give_up(status: int) -> NoReturn:
-    """End this process before gloo's threads can abort it (see `leave`), without others, which may be gone."""
+    """Exit before gloo's threads can abort this process (see `leave`), without other ranks, which may be gone."""
     dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -88,7 +88,7 @@ def give_up(status: int) -> NoReturn:
 
 
 def place() -> Place:
-    """Find where MPI's launcher has put this process. Collective."""
+    """Return this process's place among MPI's ranks. Collective."""
     from mpi4py import MPI
 
     node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
@@ -98,12 +98,12 @@ def place() -> Place:
 
 
 def share_cores(place: Place, threads: int | None = None) -> int:
-    """Give torch, and compcoll from now on, so many threads; by default this rank's share of its node's cores.
+    """Set the number of threads of torch and compcoll. The default is this rank's share of its node's cores.
 
     Returns
     -------
     int
-        How many.
+        The number of threads.
     """
     count = threads or max(usable_cores() // place.neighbours, 1)
     torch.set_num_threads(count)
@@ -117,7 +117,7 @@ class Peers:
     Attributes
     ----------
     size, nodes : int
-        How many they are, and on how many hosts.
+        Number of ranks, and of their hosts.
     """
 
     def __init__(self) -> None:
@@ -125,12 +125,12 @@ class Peers:
         self.nodes = len(set(self.everybody(host_name())))
 
     def everybody(self, value: Any) -> list[Any]:
-        """Each rank's value."""
+        """Return each rank's value. Collective."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
     def largest(self, seconds: Seconds) -> Seconds:
-        """Element by element, the largest of all ranks."""
+        """Replace each element by the largest of all ranks. Collective."""
         dist.all_reduce(torch.from_numpy(seconds), dist.ReduceOp.MAX)
         return seconds

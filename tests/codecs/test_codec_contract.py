@@ -206,7 +206,7 @@ def test_codecs_of_others_need_little() -> None:
         for result in World(4).allreduce(inputs, codec="keep", algorithm=algorithm):
             np.testing.assert_allclose(result, np.sum(inputs, axis=0), rtol=1e-4, atol=1e-5)
     assert Keep().feedback_converges("float32") and Keep().error_bound("float32") is None
-    with pytest.raises(errors.InvalidArgument, match="tells no error bound"):
+    with pytest.raises(errors.InvalidArgument, match="has no error bound"):
         bounds.bound_of(Keep(), "float32")
     assert wire_format(Keep(), DEVICE, "float32", 4).bits == 32
 

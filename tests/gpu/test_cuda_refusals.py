@@ -95,7 +95,7 @@ def test_doctor_runs_a_kernel(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert selftest.check_gpu() == ""
     with monkeypatch.context() as patch:
         patch.setattr(CudaDevice, "to_host", lambda self, x, stream: np.zeros(x.size, np.uint8))
-        assert "bytes of a wire are not the host's" in selftest.check_gpu()
+        assert "bytes of a wire differ from the host's" in selftest.check_gpu()
     monkeypatch.setattr(cupy.RawModule, "get_function", None)
     assert "a kernel does not run: TypeError" in selftest.check_gpu()
 

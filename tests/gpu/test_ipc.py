@@ -176,7 +176,7 @@ def test_ranks_that_cannot_share_go_by_pinned_memory(reason: str, monkeypatch: p
         "nothing": "rank 2: the deferred device shares nothing",
         "aware": "rank 2: MPI takes the GPU's memory itself",
         "refused": "rank 2: peer access is not supported",
-        "other bytes": "rank 2: the memory of rank 0's GPU reads other bytes here than it writes",
+        "other bytes": "rank 2: this rank reads other bytes from the GPU memory of rank 0 than that rank wrote",
         "hangs": "rank 2: the GPU has not read others' memory within 0.05 s",
         "fails": "rank 2: an illegal memory access was encountered",
     }[reason]

@@ -73,7 +73,7 @@ def test_what_is_chosen_of_does_not_come_to_the_host(after: int, monkeypatch: py
     with pytest.raises(PeerTimeout) as told:
         wait()
     assert time.monotonic() - begun < 2 * TIMEOUT + GRACE
-    assert after == 0 or "the device has not ended what was launched within 0.4 s" in str(told.value)
+    assert after == 0 or "the device has not finished its kernels within 0.4 s" in str(told.value)
 
 
 def test_a_wait_of_the_host_leaves_the_core_to_others() -> None:

@@ -192,7 +192,7 @@ def test_an_old_pack_and_unknown_steps_are_refused(work: Path) -> None:
     with pytest.raises(gpu_check.CheckError, match="pack anew"):
         first(step("smoke", "pass"))
     shutil.rmtree(gpu_check.PACK)
-    with pytest.raises(gpu_check.CheckError, match="pack where a network is"):
+    with pytest.raises(gpu_check.CheckError, match="pack on a machine with a network"):
         first(step("smoke", "pass"))
 
 
@@ -200,7 +200,7 @@ def test_a_python_of_that_version_is_found_or_asked_for(tmp_path: Path, monkeypa
     """By name, unless that is only a shim; in pyenv's folders; else the error says what was looked for."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
-    with pytest.raises(gpu_check.CheckError, match=r"no Python 3\.12 is here.*pyenv install 3\.12.*--python"):
+    with pytest.raises(gpu_check.CheckError, match=r"Python 3\.12 is needed.*pyenv install 3\.12.*--python"):
         gpu_check.find_python()
     shim, real = tmp_path / "bin" / "python3.12", tmp_path / "pyenv" / "versions" / "3.12.9" / "bin" / "python"
     for path, text in ((shim, "exit 127"), (real, "echo 3.12.9")):
