@@ -140,4 +140,4 @@ def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["net-gloo", "memory-gloo"]
     with pytest.raises(SystemExit):
         main(["peers", "--only", "nobody"])
-    assert "--only nobody: there are memory-openmpi" in capsys.readouterr().err
+    assert "--only nobody matches no case: there are memory-openmpi" in capsys.readouterr().err
