@@ -86,10 +86,11 @@ def _distances(power: int) -> list[int]:
 
 
 def _cost(c: Costs, collective: str) -> float:
-    """Predict the seconds of recursive doubling: log2 p exchanges of the whole buffer.
+    """Predict the seconds of recursive doubling: log2 p exchanges of the whole buffer, among p ranks, k on each node.
 
-    An exchange takes ``α + max(h, w)`` plus one segment of the shorter of h and w. Exchanges over a distance below k
-    stay inside nodes; in the others all k ranks of a node share its link. If p is not a power of two, the buffer goes
+    The host needs h seconds for an exchange and the network w. Together they take ``α + max(h, w)``, and one segment's
+    part of the shorter. Exchanges over a distance below k stay inside nodes; in the others all k ranks of a node share
+    its link. If p is not a power of two, the buffer goes
     to a partner before, and two wires come back after.
 
     R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.

@@ -113,7 +113,7 @@ class CudaDevice:
         return _in_profiles(DeviceVotes(self.runtime, ranks, block, dtype))
 
     def passes(self, dtype: str) -> SelectionKernels:
-        """Return the kernels of sparsification, which compute in float32 or float64."""
+        """Return the kernels of sparsification for ``dtype``, ``"float32"`` or ``"float64"``."""
         return _in_profiles(SelectionKernels(self.runtime, dtype), "find", "take", "add", "subtract")
 
     def number_coder(self, numbers: Array, op: str) -> DeviceNumberCoder:

@@ -109,12 +109,12 @@ class Links:
         most = wire.buffer.nbytes
         if nbytes > most or (wire.exact and nbytes != most):
             expected = most if wire.exact else f"at most {most}"
-            raise WireCorrupted(f"rank {rank} sent a notice of a wire of {nbytes} bytes, where {expected} are expected")
+            raise WireCorrupted(f"rank {rank} announced a message of {nbytes} bytes, where {expected} are expected")
         memory = self._memory.get((rank, handle))
         known = size if memory is None else memory.nbytes
         if size != known or offset + nbytes > size:
             raise WireCorrupted(
-                f"rank {rank} sent a notice of a wire in bytes {offset} to {offset + nbytes} of {size}, "
+                f"rank {rank} announced a message in bytes {offset} to {offset + nbytes} of {size}, "
                 f"in memory of {known}"
             )
         if memory is None:

@@ -223,7 +223,7 @@ class Timeline:
         return memory
 
     def end(self, *arrays: Array) -> tuple[Ending, list[Pending]]:
-        """Return the collective's end, and the requests to wait for before the wires' memory is used again."""
+        """Return the collective's `Ending`, and the requests to wait for before the wires' memory is used again."""
         events = [self._runtime.record(stream) for stream in self._used]
         ending = Ending(self._runtime, self._caller, tuple(events), arrays)
         ending.last = self._last_messages

@@ -1,5 +1,5 @@
 // Codecs with blocks of 128, 256 … 2048 values, known at compile time: a warp processes a tile of 2048 values in its registers,
-// sixteen rounds of device_rounds.h.
+// in sixteen rounds of 128 values (device_rounds.h).
 //
 // The last, short block and all other block sizes use device_blocks.h.
 #pragma once

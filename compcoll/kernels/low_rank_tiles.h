@@ -26,7 +26,7 @@ struct Count {
     static constexpr size_t value = n;
 };
 
-// Call work(k, Count<m>()) for m columns of a left factor from k on.
+// Call work(k, Count<m>()) for each chunk of a left factor's columns: m columns from the k-th on.
 template <class Work>
 void for_chunks(size_t rank, const Work& work) {
     size_t k = 0;

@@ -48,7 +48,7 @@ private:
     const nanobind::gil_scoped_acquire acquired_;
 };
 
-// Run work on `nbytes` bytes without the GIL, unless the work takes less time than to release it.
+// Run work on `nbytes` bytes. Release the GIL meanwhile, unless that takes longer than the work.
 template <class Work>
 void beside_python(size_t nbytes, Work work) {
     constexpr size_t worth_the_lock = 4096;

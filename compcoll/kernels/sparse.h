@@ -52,8 +52,8 @@ COMPCOLL_HD uint64_t mixed(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// Where the i-th of `runs` runs begins, in a stratified sample of n values.
 constexpr uint64_t sample_run = 16;
+// Where the i-th run begins in a stratified sample of n values: `runs` runs of sample_run neighbours.
 COMPCOLL_HD uint64_t sample_begin(uint64_t n, uint64_t runs, uint64_t i) {
     const uint64_t share = n / runs, slack = share - sample_run;
     return share * i + (slack == 0 ? 0 : mixed(i) % (slack + 1));

@@ -131,7 +131,7 @@ constexpr Bytes<64> octet_source(int coefficient) {
 }
 
 template <class T, int word>
-constexpr __mmask64 octet_place() {  // the two bytes of each lane, from the top, that word `word` fills
+constexpr __mmask64 octet_place() {  // the two bytes of each lane that word `word` fills; word 0 is the highest
     __mmask64 mask = 0;
     for (int i = 0; i < 64; ++i)
         if (i % int(sizeof(T)) / 2 == int(sizeof(T)) / 2 - 1 - word) mask |= __mmask64(1) << i;

@@ -94,7 +94,8 @@ inline void encode_short(const uint64_t* string, int start, int maxbits, uint64_
     mostly_long = 2 * slow * together > group_blocks;
 }
 
-// Decode four codes of `budget` bits each, with zeros above, to strings of one or two rows. Return whether two steps were too few.
+// Decode four codes of `budget` bits, with zeros above those, to strings of one row (`one_row`) or two. Decode two steps of each code
+// here, and return whether some code has more.
 template <bool one_row>
 inline bool decode_four(const uint64_t* codes, int budget, uint64_t* string, const uint8_t* block, int& most_empty) {
     uint64_t low[together], high[together], code[together];

@@ -3,8 +3,8 @@
 The network has two levels: ranks on nodes, and links between nodes. A message takes ``α + nbytes β``. It passes
 servers, each of which serves one message after the other: a rank's port inside its node, a node's NICs, and the node's
 uplink, which is slower than all its NICs if the network is oversubscribed. Each direction has its own servers. Bytes of
-a message pass to the next server as soon as they leave the previous one (cut-through). A message waits for its receiver
-in the network.
+a message pass to the next server as soon as they leave the previous one (cut-through). A message that
+arrives before it is received waits at its receiver, and keeps no server busy.
 
 Each rank has its own clock, which its kernels and messages advance. A rank runs ahead until it waits for a message
 whose time is not yet known. Events at servers are handled in the order of time, since ranks share servers.

@@ -1,4 +1,4 @@
-"""Small messages between ranks besides wires, as JSON: unlike pickle, reading it never runs code."""
+"""JSON for all messages between ranks that are not wires. Unlike pickle, reading it never runs code."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ def changed(index: int, value: Any) -> Callable[[list[Any]], None]:
 
 
 LIES: dict[str, tuple[Callable[[list[Any]], None], type[Exception], str]] = {
-    "longer": (changed(2, 1 << 40), WireCorrupted, f"a wire of {1 << 40} bytes, where"),
-    "shorter": (changed(2, 1), WireCorrupted, "rank 0 sent a notice of a wire of 1 bytes, where"),
+    "longer": (changed(2, 1 << 40), WireCorrupted, f"a message of {1 << 40} bytes, where"),
+    "shorter": (changed(2, 1), WireCorrupted, "rank 0 announced a message of 1 bytes, where"),
     "behind": (changed(1, 1 << 21), WireCorrupted, f"in bytes {1 << 21} to"),
     "far behind": (changed(1, (1 << 64) - 1), WireCorrupted, f"in bytes {(1 << 64) - 1} to"),
     "larger memory": (changed(0, 1 << 40), WireCorrupted, f"of {1 << 40}, in memory of {1 << 21}"),

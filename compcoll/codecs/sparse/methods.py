@@ -43,9 +43,9 @@ class TopK(Sparsifier):
         The search method: exactly k with ``"exact"`` and ``"trimmed"``, up to 1.5 k with ``"ldte"``, up to 2 k with
         ``"hierarchical"`` (DGC's sampling) and ``"bisection"``.
     wire : {"auto", "pairs", "packed", "runs", "mask"}
-        Format of the indices; by default the shortest. ``"packed"`` sends powers of two in 4 bits beside 28 bits of
-        index. Elements below 2**-7 of the largest power stay in the residual, and buffers of more than 2**28 elements
-        use another format.
+        Format of the indices; by default the shortest. ``"packed"`` rounds to powers of two: 4 bits of value and 28
+        bits of index. Elements below 2**-7 of the largest power stay in the residual, and buffers of more than 2**28
+        elements use another format.
     out_format : {"dense", "sparse"}
         Result of an allreduce: an array like the input, or a `SparseSum`.
 

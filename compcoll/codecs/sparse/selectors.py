@@ -125,7 +125,7 @@ def ldte(kernels: Selection, values: Array, k: int) -> Array:
 
 
 def _laplacian(kernels: Selection, values: Array, m: int, density: float) -> tuple[float, float, float, float, float]:
-    """Call `Selection.laplacian`: return threshold, mean, largest magnitude, scale of the tail, second threshold."""
+    """Call `Selection.laplacian` on a sample of m values, and return its results."""
     return kernels.laplacian(values, m, density, _NORMAL.inv_cdf(1 - density / 2))
 
 

@@ -316,7 +316,7 @@ class Member:
     stats : Stats or None
         Statistics of the last completed collective.
     decided : dict
-        Decisions for sums of one tensor, by all arguments of the call. Equal calls reuse them.
+        How to run a sum of one tensor. Its key is all arguments of the call, and equal calls reuse it.
     in_one_node : bool
         Whether all ranks are in one node, and make handshakes through shared memory.
     board : Board

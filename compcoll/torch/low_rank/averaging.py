@@ -129,7 +129,7 @@ class Averaging(ABC):
         self.stats.encode_seconds += perf_counter() - started
 
     def send(self, used: Collection[str]) -> None:
-        """Send full buffers in order, up to the first incomplete one. The last may carry flags of used parameters."""
+        """Send full buffers in order, up to the first that is not full. A step's last may carry flags of parameters."""
         for buffer in self._buffers[len(self._waits) :]:
             if buffer.due:
                 return

@@ -165,7 +165,9 @@ class CompressedAdam(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "_flat"):
-            raise InvalidArgument(f"{type(self).__name__} takes all its parameters when it is made")
+            raise InvalidArgument(
+                f"{type(self).__name__} takes no parameter group later: pass all groups when you make the optimizer"
+            )
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:

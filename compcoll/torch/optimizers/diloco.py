@@ -1,4 +1,4 @@
-"""DiLoCo, also streaming: ranks train locally, and periodically average their parameter changes."""
+"""DiLoCo and Streaming DiLoCo: ranks train locally and average their parameter changes from time to time."""
 
 from __future__ import annotations
 
