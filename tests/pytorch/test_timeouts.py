@@ -130,14 +130,14 @@ def test_a_rank_that_does_not_come_is_named_and_one_that_stops_in_mpi_ends_the_j
 
 def test_the_clock_is_looked_at_in_every_wait() -> None:
     """However long a look takes: on busy cores a core that was lent comes back late."""
-    started, looks = time.monotonic(), 0
+    started, looks = time.monotonic(), list[float]()
 
     def look() -> bool:
-        nonlocal looks
-        looks += 1
+        looks.append(time.monotonic())
         time.sleep(0.02)
         return False
 
     with pytest.raises(PeerTimeout, match="nothing came within"):
         wait_for(SimpleNamespace(Test=look), 0.2, "nothing came")
-    assert time.monotonic() - started >= 0.2 and looks <= 13  # 3 or 4 between two looks at the clock
+    assert time.monotonic() - started >= 0.2
+    assert sum(each > looks[0] + 0.2 for each in looks) <= 5, looks  # up to 5 between two looks at the clock
