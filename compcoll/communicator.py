@@ -167,7 +167,6 @@ class Communicator:
                 world,
                 self._handshake.arrays,
                 transport.shared if world.nodes == 1 else None,
-                self._programs,
                 has_timeout=timeout is not None or config.timeout_is_set(),
                 checksum=checksum and self.size > 1,
                 blocks=transport.blocks,

@@ -26,7 +26,6 @@ from ..plan.plan import Plan, make_plan, with_checksum
 from ..transports.base import Group, LibraryConnection
 from ..transports.shared import Shared
 from .compiled_plan import Buffers, Run
-from .programs import Programs
 
 _COUNT = struct.Struct("<q")
 
@@ -51,8 +50,6 @@ class Ranks:
         Memory where all ranks' small arrays arrive with the handshake.
     shared : Shared or None
         Memory that all ranks share.
-    programs : Programs
-        Programs of algorithms on host arrays.
     has_timeout : bool
         Whether no call may block in MPI, where a timeout has no effect.
     checksum : bool
@@ -70,7 +67,6 @@ class Ranks:
     world: World
     small: bytearray
     shared: Shared | None
-    programs: Programs
     has_timeout: bool
     checksum: bool
     blocks: bool
