@@ -17,7 +17,7 @@ from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs, overlap
 from .job import Inbox, Job, receive_each
-from .record import MANY_RANKS, ONE_ENCODING, Algorithm, Encodings, Growth
+from .record import ONE_ENCODING, Algorithm, Encodings, Growth
 
 
 def allreduce(job: Job) -> Steps:
@@ -127,11 +127,11 @@ def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
     return Encodings(1, ranks - 1) if collective == "reduce_scatter" else ONE_ENCODING
 
 
-def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
+def _growth(collective: str, ranks: int, nodes: int, again: float) -> Growth:
     """Return ``√((2p - 1) / p)`` for an allreduce, which encodes p - 1 single terms and the whole sum."""
     p = ranks
     if collective == "allreduce":
-        return Growth(math.sqrt((2 * p - 1 + (p - 1) * once**2) / p), (p - 1) / math.sqrt(p) + 1)
+        return Growth(math.sqrt((2 * p - 1 + (p - 1) * again) / p), (p - 1) / math.sqrt(p) + 1)
     return Growth(1.0, math.sqrt(p) if collective == "reduce_scatter" else 0.0)
 
 
@@ -143,6 +143,5 @@ DIRECT = Algorithm(
     _growth,
     chunked=True,
     rounds_once=True,
-    unfit=lambda world: f"above {MANY_RANKS} ranks" if world.size > MANY_RANKS else "",
     symmetry="rotation",
 )

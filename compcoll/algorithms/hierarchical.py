@@ -1,8 +1,8 @@
 """Hierarchical: uncompressed inside a node, compressed between nodes.
 
 The ranks of a node send their values to the node's first rank, its leader, which adds them. The leaders sum these sums
-with another algorithm. Each leader then sends the result to its node. Bytes between nodes and encodings of a value are
-those of the other algorithm with as many ranks as there are nodes.
+by direct. Each leader then sends the result to its node. Bytes between nodes and encodings of a value are those of
+direct with as many ranks as there are nodes.
 
 ByteGrad in Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021.
 """
@@ -18,13 +18,7 @@ from . import direct
 from .costs import Costs
 from .direct import DIRECT
 from .job import Inbox, Job, receive_each
-from .record import MANY_RANKS, NEVER, Algorithm, Encodings, Growth
-from .ring import RING
-
-
-def _between(nodes: int) -> Algorithm[Job]:
-    """Return the leaders' algorithm."""
-    return DIRECT if nodes <= MANY_RANKS else RING
+from .record import NEVER, Algorithm, Encodings, Growth
 
 
 def allreduce(job: Job) -> Steps:
@@ -46,10 +40,9 @@ def allreduce(job: Job) -> Steps:
         first.setdefault(node, rank)
     leaders = list(first.values())
     if len(leaders) > 1:
-        between = _between(len(leaders))
         group = Group(job.group.transport, job.group.tag + 2, leaders)
-        sums = job.in_place(group=group, chunks=job.cut(between.parts(len(leaders))))
-        yield from between.steps["allreduce"](sums)
+        sums = job.in_place(group=group, chunks=job.cut(len(leaders)))
+        yield from direct.allreduce(sums)
     if others:
         sends = yield from inside.in_place().send(segments, others)
         yield from sends
@@ -108,16 +101,16 @@ def _cost(c: Costs, collective: str) -> float:
         seconds += plain.inside_latency + plain.n * (plain.encode + plain.inside + plain.decode)
         seconds += members * m * plain.message
     if c.world.nodes > 1:
-        seconds += _between(c.world.nodes).cost(c.leaders(), collective)
+        seconds += DIRECT.cost(c.leaders(), collective)
     return seconds
 
 
 def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
-    return _between(nodes).encodings(collective, nodes, nodes) if nodes > 1 else NEVER
+    return DIRECT.encodings(collective, nodes, nodes) if nodes > 1 else NEVER
 
 
-def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
-    return _between(nodes).growth(collective, nodes, nodes, once)
+def _growth(collective: str, ranks: int, nodes: int, again: float) -> Growth:
+    return DIRECT.growth(collective, nodes, nodes, again)
 
 
 HIERARCHICAL = Algorithm(

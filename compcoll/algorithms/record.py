@@ -11,9 +11,6 @@ from ..layout import World
 from ..pending import Steps
 from .costs import Costs
 
-MANY_RANKS = 16
-"""The most ranks for direct, which keeps p-1 messages in flight. Above, rings are used: a rank has two neighbours."""
-
 J = TypeVar("J")
 
 Symmetry = Literal["none", "rotation", "exclusive"]
@@ -83,8 +80,8 @@ class Algorithm(Generic[J]):
     encodings : callable
         Returns how often values are encoded, for a collective, a number of ranks and a number of nodes.
     growth : callable
-        Returns the growth of the error, for the same arguments and the relative error of one encoding. That error is
-        0 if errors are not encoded again.
+        Returns the growth of the error, for the same arguments and the relative change of a partial sum's variance
+        by one encoding: see `compcoll.plan.accuracy.relative_error`.
     chunked : bool
         Whether the `Job.chunks` of an allreduce are one for each rank. Otherwise there is a single one.
     rounds_once : bool

@@ -120,11 +120,11 @@ def encodings(collective: str, ranks: int, nodes: int) -> Encodings:
     return Encodings((ranks - 1).bit_length(), 2 * power - 2 + ranks - power)
 
 
-def growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
+def growth(collective: str, ranks: int, nodes: int, again: float) -> Growth:
     """Return the growth of the error, ``√(log2 p)``: each of log2 p levels encodes all terms once."""
     levels = (ranks - 1).bit_length()
     return Growth(
-        math.sqrt(sum((1 + once**2) ** level for level in range(levels))),
+        math.sqrt(sum((1 + again) ** level for level in range(levels))),
         math.sqrt(ranks) * sum(2 ** (-level / 2) for level in range(levels)),
     )
 

@@ -133,27 +133,27 @@ def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
     return Encodings(ranks - 1, ranks - 1) if collective == "reduce_scatter" else ONE_ENCODING
 
 
-def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
+def _growth(collective: str, ranks: int, nodes: int, again: float) -> Growth:
     """Return ``√((p + 1) / 2)``: partial sums of 1 … p terms are encoded (1 … p - 1 for a reduce_scatter)."""
     if collective not in ("allreduce", "reduce_scatter"):
         return KEPT
     encodings = _encodings(collective, ranks, nodes).levels
-    return Growth(_along(encodings, ranks, once), 2 / 3 * ranks, recoded=True)
+    return Growth(_along(encodings, ranks, again), 2 / 3 * ranks, recoded=True)
 
 
-def _along(encodings: int, terms: int, once: float) -> float:
+def _along(encodings: int, terms: int, again: float) -> float:
     """Return the factor of the error when partial sums of 1, 2, 3 … terms are encoded one after the other.
 
     Parameters
     ----------
     encodings, terms : int
         The number of encodings, and the number of terms of the result.
-    once : float
-        ε if errors are encoded again, else 0.
+    again : float
+        As in `Algorithm.growth`.
     """
     variance = 0.0  # in units of ε²
     for j in range(1, encodings + 1):
-        variance += j + once**2 * variance
+        variance += j + again * variance
     return math.sqrt(variance / terms)
 
 

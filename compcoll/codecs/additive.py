@@ -51,6 +51,7 @@ class IntSum(Codec):
 
     name: ClassVar[str] = "intsum"
     additive = True
+    for_auto = tuple({"bits": bits} for bits in (8, 16, 32))
     # Here accumulate and recode are the speed of adding integers, which memory bandwidth limits.
     speeds = (
         Speed("intsum", 8, 7e9, 15e9, 15e9, 15e9),
@@ -126,6 +127,7 @@ class Sign(Codec):
     block: int = option(2048, SHORT_BLOCK, "values that share a scale")
 
     name: ClassVar[str] = "sign"
+    sends_means = True
     speeds = (Speed("sign", 1, 6e9, 10e9, 9e9, 5e9), Speed("sign", _VOTE_BITS, 4e9, 4e9, 15e9, 15e9))
     examples = (
         Example({}),

@@ -183,6 +183,9 @@ class Codec(ABC):
         The name that `get_codec` takes.
     examples : sequence of Example
         Configurations for the tests.
+    for_auto : sequence of mapping
+        Options of the configurations that ``codec="auto"`` chooses from; those whose errors are unknown, whose wires
+        vary in size, or that compress nothing are left out.
     speeds : sequence of Speed
         Speeds of its kernels on a core with AVX2, for the cost model when there is no measured profile.
     block : int
@@ -193,6 +196,8 @@ class Codec(ABC):
         Whether `allreduce` adds wires without decoding them.
     stochastic : bool
         Whether the codec rounds at random, without bias.
+    sends_means : bool
+        Whether values decode to the mean of values near them, so that decoded values have less variance.
     conserves : str
         ``"exact"`` if, with its usual feedback, results and residuals add up to the sum of all inputs; else ``"none"``.
 
@@ -205,11 +210,13 @@ class Codec(ABC):
 
     name: ClassVar[str]
     examples: ClassVar[Sequence[Example]] = (Example({}),)
+    for_auto: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     speeds: ClassVar[Sequence[Speed]] = ()
     block: int = 1
     fixed_size: bool = True
     additive: bool = False
     stochastic: bool = False
+    sends_means: bool = False
     conserves: str = "exact"
 
     __post_init__ = check_options

@@ -9,6 +9,7 @@ from ..dtypes import DTYPES, computed_on
 from ..errors import InvalidArgument
 from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .options import OneOf, option
+from .quantization import float_rounding
 
 
 def uncompressed(device: Device, dtype: str) -> Coder:
@@ -37,6 +38,7 @@ class Cast(Codec):
     dtype: str = option("float16", OneOf(tuple(DTYPES)), "the format on the wire")
 
     name: ClassVar[str] = "cast"
+    for_auto = ({"dtype": "bfloat16"}, {"dtype": "float32"})  # in float16, values above 65504 would become infinite
     speeds = (
         Speed("cast float32", 32, 10e9, 10e9, 8e9, 6e9),
         Speed("cast float16", 16, 10e9, 10e9, 8e9, 6e9),
@@ -59,9 +61,9 @@ class Cast(Codec):
         return device.coder(("cast", DTYPES[self.dtype].precision, 0), dtype)
 
     def encoding_error(self, dtype: str) -> float:
-        """Return half a unit in the last place. This largest error is two or three times the typical one."""
+        """Return the error measured on normal values."""
         wire = DTYPES[self.dtype]
-        return 0.0 if wire.precision >= DTYPES[dtype].precision else wire.rounding
+        return 0.0 if wire.precision >= DTYPES[dtype].precision else float_rounding(wire.rounding)
 
     def error_bound(self, dtype: str) -> ErrorBound:
         wire = DTYPES[self.dtype]

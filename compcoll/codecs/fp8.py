@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .options import BLOCK, OneOf, option
-from .quantization import quantizer_bound
+from .quantization import float_rounding, quantizer_bound
 
 _EXPONENT_BITS = {"e4m3": 4, "e5m2": 5}
+_ROUNDING = {"e4m3": 2.0**-4, "e5m2": 2.0**-3}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class FP8(Codec):
     block: int = option(128, BLOCK, "values that share a scale")
 
     name: ClassVar[str] = "fp8"
+    for_auto = ({"format": "e4m3"}, {"format": "e5m2"})
     speeds = (Speed("fp8", 8, 5e9, 7e9, 6e9, 3e9),)
     examples = (
         Example({}, "71e39386d97ba00e 481eaea16e75030b 19fa98beb87bd1bf 52132eb5dedd4a23"),
@@ -55,9 +57,9 @@ class FP8(Codec):
         return device.coder(("fp8", _EXPONENT_BITS[self.format], self.block), dtype)
 
     def encoding_error(self, dtype: str) -> float:
-        """Return the error measured on normal values."""
-        return {"e4m3": 2.65e-2, "e5m2": 5.29e-2}[self.format]
+        """Return the error of rounding to 4 or 3 significant bits."""
+        return float_rounding(_ROUNDING[self.format])
 
     def error_bound(self, dtype: str) -> ErrorBound:
         """Return half a unit in the last place of 4 or 3 significant bits."""
-        return quantizer_bound(self.block, {"e4m3": 2.0**-4, "e5m2": 2.0**-3}[self.format], dtype)
+        return quantizer_bound(self.block, _ROUNDING[self.format], dtype)

@@ -42,6 +42,7 @@ class MinMax(Codec):
     block: int = option(2048, BLOCK, "values that share a minimum and maximum")
 
     name: ClassVar[str] = "minmax"
+    for_auto = tuple({"bits": bits} for bits in (8, 6, 4))
     speeds = (Speed("minmax", 8, 10e9, 10e9, 8e9, 5e9),)
     examples = (
         Example({}, "1d033d106a24c72f bf7607adb8e32947 524565b4daf01f08 b8c6d7973629f4ef"),

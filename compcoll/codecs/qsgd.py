@@ -59,6 +59,7 @@ class QSGD(Codec):
     seed: int = option(0, SEED, "of random numbers")
 
     name: ClassVar[str] = "qsgd"
+    for_auto = tuple({"bits": bits} for bits in (8, 6, 4))
     speeds = (Speed("qsgd", 4, 2.5e9, 8e9, 7e9, 2e9),)
     examples = (
         Example({}, "55bef97307aef9ef 995d4c475838a79e 151b9ef20ddf91a0 c58a70007db0a06a"),

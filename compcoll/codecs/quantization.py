@@ -30,6 +30,20 @@ def largest_of(n: int) -> float:
     return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
 
 
+def float_rounding(half_unit: float) -> float:
+    """Return the RMS error of rounding normal values of variance 1 to floating point.
+
+    A value x is rounded to multiples of ``2 u 2**⌊log2 |x|⌋``, with the error ``u 2**⌊log2 |x|⌋ / √3``. The mean of
+    ``4**⌊log2 |x|⌋`` over normal x is 0.54286.
+
+    Parameters
+    ----------
+    half_unit : float
+        u, half the distance from 1 to the next number.
+    """
+    return half_unit * math.sqrt(0.54286 / 3)
+
+
 def rounding_error(step: float, *, zero: bool, stochastic: bool) -> float:
     """Return the RMS error of rounding normal values of variance 1 to multiples of a step.
 

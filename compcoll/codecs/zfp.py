@@ -59,6 +59,7 @@ class ZFP(Codec):
 
     name: ClassVar[str] = "zfp"
     block = 4
+    for_auto = tuple({"rate": rate} for rate in (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48))
     speeds = (
         Speed("zfp", 8, 6e9, 6e9, 5e9, 3e9),
         Speed("zfp", 16, 5e9, 5e9, 4e9, 2.5e9),

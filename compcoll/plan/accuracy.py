@@ -8,10 +8,13 @@ with ZFP; data with outliers does worse with min-max. docs/algorithms.md has bou
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from ..algorithms import ALGORITHMS
-from ..codecs import ZFP, Cast, Codec, MinMax
+from ..codecs import ALL, Codec
 from ..dtypes import DTYPES
+from ..errors import InvalidArgument
+from ..host.device import HostDevice
 from ..layout import World
 
 
@@ -23,9 +26,11 @@ def encodings(collective: str, algorithm: str, world: World) -> int:
 def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: str, world: World) -> float | None:
     """Estimate the result's relative error; return None if the codec's error is unknown.
 
-    `compcoll.algorithms.record.Growth` describes how the error ε of one encoding grows. If a codec does not round to
-    nearest, its error has a nonzero mean, which adds up (`Codec.bias`). The error of stochastic rounding is encoded
-    again with the values: the variance v of a partial sum of j terms grows to ``v + ε² (j + v)``.
+    `compcoll.algorithms.record.Growth` describes how the error ε of one encoding grows. If the error has a nonzero
+    mean, this adds up (`Codec.bias`). Rounding a partial sum of j terms whose error has variance v makes it
+    ``v + ε² (j + v)``: errors are encoded again, too. If a codec sends means of values (`Codec.sends_means`), the error
+    is not independent of the values, and it is ``v + ε² (j - v)``. No decoded value is larger than the sum of all
+    ranks' largest values, so the relative error is at most ``√((1 + ε²) p - 1)``.
 
     Parameters
     ----------
@@ -47,18 +52,31 @@ def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: 
         return None
     if encodings(collective, algorithm, world) == 0:
         return 0.0
-    again = once if codec.stochastic else 0.0
+    again = -(once**2) if codec.sends_means else once**2
     growth = ALGORITHMS[algorithm].growth(collective, world.size, world.nodes, again)
-    return once * math.hypot(growth.independent, codec.bias(recoded=growth.recoded) * growth.alike)
+    error = once * math.hypot(growth.independent, codec.bias(recoded=growth.recoded) * growth.alike)
+    return min(error, math.sqrt((1 + once**2) * world.size - 1))
 
 
-def affordable(dtype: str) -> list[Codec]:
-    """Return the codecs that ``codec="auto"`` chooses from, for an element type.
+def candidates(device: HostDevice, dtype: str, ranks: int) -> Iterator[Codec]:
+    """Yield the codecs that ``codec="auto"`` chooses from: see `Codec.for_auto`.
 
-    The cast to float16 is not among them: values above 65504 would become infinite.
+    Parameters
+    ----------
+    device : HostDevice
+        Binds the codecs.
+    dtype : str
+        Element type.
+    ranks : int
+        The number of ranks: sums of too many do not fit the integers of `IntSum`.
     """
-    wide = not DTYPES[dtype].is_half
-    casts: list[Codec] = [Cast("bfloat16")] if wide else []
-    casts += [Cast("float32")] if dtype == "float64" else []
-    rates = (4, 6, 8, 10, 12, 16, 20, 24, *((32, 40, 48) if dtype == "float64" else ())) if wide else (4, 6, 8, 10, 12)
-    return [*casts, *(MinMax(bits) for bits in (8, 6, 4)), *(ZFP(rate=rate) for rate in rates)]
+    for cls in ALL:
+        for options in cls.for_auto:
+            codec = cls(**options)
+            try:
+                error = codec.sum_error(ranks) if codec.additive else codec.encoding_error(dtype)
+                shrinks = codec.wire_bits(device, dtype) < 8 * DTYPES[dtype].itemsize
+            except InvalidArgument:  # not for this element type, or not for so many ranks
+                continue
+            if error is not None and codec.fixed_size and shrinks:
+                yield codec

@@ -20,7 +20,7 @@ from ..errors import UnknownAlgorithm
 from ..host.quantizer import IntegerQuantizer
 from ..kernels._host import Gathered
 from ..pending import Steps
-from .accuracy import affordable, relative_error
+from .accuracy import candidates, relative_error
 from .call import SUMS, Call, Setting
 from .cost import WireFormat, predict
 from .gpu_profiles import COPY_PER_BYTE
@@ -86,6 +86,10 @@ CLEARLY = 0.95
 ABOUT = 0.99
 """An option counts as equally fast if this fraction of its time is at most the time of the fastest option."""
 
+MORE_TIME, MORE_ERROR = 1.5, 2.0
+"""Among the algorithms with a codec: how much more time an option may take than the fastest for a smaller error, and
+how much more error it may have than the least."""
+
 _ADDED_NBYTES = 128 * 1024
 """Bytes from which ``auto`` uses additive codecs. In smaller buffers they gain less than agreeing on scales costs."""
 
@@ -125,11 +129,11 @@ def check(collective: str, algorithm: str) -> None:
         raise UnknownAlgorithm(f"{collective} has no algorithm {asked}: there are {', '.join(allowed)}")
 
 
-def quantizer_of(call: Call, setting: Setting) -> IntegerQuantizer | None:
+def quantizer_of(codec: Codec | None, call: Call, setting: Setting) -> IntegerQuantizer | None:
     """Return the quantizer of an additive codec; None with other codecs."""
-    if call.codec is None or call.collective != "allreduce":
+    if codec is None or call.collective != "allreduce":
         return None
-    return call.codec.quantizer(setting.device, call.dtype, setting.world.size)
+    return codec.quantizer(setting.device, call.dtype, setting.world.size)
 
 
 def gathers(algorithm: str, quantizer: IntegerQuantizer | None) -> bool:
@@ -140,7 +144,7 @@ def gathers(algorithm: str, quantizer: IntegerQuantizer | None) -> bool:
 def _way(algorithm: str, codec: Codec | None, call: Call, setting: Setting) -> WireFormat:
     """Return the wire format. With additive codecs, its bits are those of the numbers that are added."""
     way = wire_format(codec, setting.device, call.dtype, call.itemsize)
-    quantizer = None if codec is None else quantizer_of(call, setting)
+    quantizer = quantizer_of(codec, call, setting)
     if quantizer is None:
         return way
     if gathers(algorithm, quantizer):
@@ -173,11 +177,14 @@ def small(call: Call, setting: Setting) -> bool:
     )
 
 
-def _codecs(call: Call) -> list[Codec]:
+def _codecs(call: Call, setting: Setting) -> list[Codec]:
     """Return the candidate codecs."""
-    if call.tolerance is not None:
-        return affordable(call.dtype) if call.movable and call.dtype in DTYPES else []
-    return [] if call.codec is None else [call.codec]
+    if call.tolerance is None:
+        return [] if call.codec is None else [call.codec]
+    if not call.movable or call.dtype not in DTYPES:
+        return []
+    found = candidates(setting.device, call.dtype, setting.world.size)
+    return [codec for codec in found if call.collective == "allreduce" or not codec.additive]
 
 
 class _Known(NamedTuple):
@@ -210,7 +217,10 @@ class _Known(NamedTuple):
 
 def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
     mpi = "no MPI for it" if not setting.library else "carries no checksums" * call.checksum
-    quantizer, native = quantizer_of(call, setting), mpi or "too many elements" * (not setting.countable(call))
+    quantizer, native = (
+        quantizer_of(call.codec, call, setting),
+        mpi or "too many elements" * (not setting.countable(call)),
+    )
     if quantizer is not None and not quantizer.is_sum:
         native = mpi or "adds, and does not vote"
     plain = not native or call.codec is None  # without MPI's own, a requested codec is used
@@ -236,9 +246,9 @@ def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool 
     """
     found, known, nbytes = [], _known(call, setting, blocks), call.nbytes
     own = [name for name in NAMES[call.collective] if name != NATIVE] if call.movable else []
-    shared = [SHARED_MEMORY] * may_share(call, setting)
+    shared, compressing = [SHARED_MEMORY] * may_share(call, setting), _codecs(call, setting)
     for algorithm in [NATIVE, *[DISSEMINATION] * known.small, *shared, *own]:
-        codecs = [None, *_codecs(call)] if algorithm in own else [None]
+        codecs = [None, *compressing] if algorithm in own else [None]
         ways = [(codec, _way(algorithm, codec, call, setting)) for codec in codecs]
         if call.collective == "allreduce":
             ways = [(codec, way) for codec, way in ways if isinstance(codec, Sparsifier) == (algorithm in SPARSE)]
@@ -314,8 +324,10 @@ def _refused(
 def best(found: Sequence[Option]) -> Option:
     """Return the best of the options that may be chosen.
 
-    MPI's own or an uncompressed algorithm of `RESTRICTED` is preferred, unless another option is clearly faster. Among
-    options about as fast as the fastest, the one with the smallest error is chosen.
+    Among options about as fast as the fastest, the smallest error decides. If the fastest option compresses, options
+    with its codec may take up to `MORE_TIME` times as long as the fastest, and the fastest of those is chosen whose error
+    is at most `MORE_ERROR` times their smallest. MPI's own or an uncompressed algorithm of `RESTRICTED` is preferred to
+    that option, unless it is clearly faster.
 
     Raises
     ------
@@ -326,11 +338,23 @@ def best(found: Sequence[Option]) -> Option:
     if not allowed:
         raise UnknownAlgorithm("; ".join(f"{option.algorithm}: {option.refused}" for option in found))
     least = min(option.seconds for option in allowed)
+    first = min(
+        (option for option in allowed if ABOUT * option.seconds <= least),
+        key=lambda option: (_error_of(option), option.seconds),
+    )
+    if first.codec is not None:
+        near = [option for option in allowed if option.codec == first.codec and option.seconds <= MORE_TIME * least]
+        smallest = min(map(_error_of, near))
+        if _error_of(first) > MORE_ERROR * smallest:
+            right = [option for option in near if _error_of(option) <= MORE_ERROR * smallest]
+            first = min(right, key=lambda option: option.seconds)
     usual = [option for option in allowed if option.codec is None and option.algorithm in (NATIVE, *RESTRICTED)]
-    if usual and CLEARLY * (fastest := min(usual, key=lambda option: option.seconds)).seconds <= least:
-        return fastest
-    close = [option for option in allowed if ABOUT * option.seconds <= least]
-    return min(close, key=lambda option: (math.inf if option.error is None else option.error, option.seconds))
+    fastest = min(usual, key=lambda option: option.seconds, default=None)
+    return fastest if fastest is not None and CLEARLY * fastest.seconds <= first.seconds else first
+
+
+def _error_of(option: Option) -> float:
+    return math.inf if option.error is None else option.error
 
 
 def chosen(call: Call, setting: Setting, *, blocks: bool = True) -> Option:

@@ -67,7 +67,7 @@ class Plan:
     @cached_property
     def quantizer(self) -> IntegerQuantizer | None:
         """The quantizer of an additive codec, whose numbers the algorithm adds; None with other codecs."""
-        return None if self.codec is None else choose.quantizer_of(self.call, self.setting)
+        return choose.quantizer_of(self.codec, self.call, self.setting)
 
     @property
     def gathers(self) -> bool:
@@ -108,7 +108,7 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     _check_operation(call)
     algorithm, codec, unblocked = _chosen(call, setting)
     device, world = setting.device, setting.world
-    quantizer = None if codec is None else choose.quantizer_of(call, setting)
+    quantizer = choose.quantizer_of(codec, call, setting)
     _check_choice(call, setting, algorithm, codec, quantizer)
     coders, block, ratio = None, 1, 1.0
     if algorithm not in (choose.NATIVE, *choose.RESTRICTED) or (codec is not None and not quantizer):

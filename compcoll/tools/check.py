@@ -197,7 +197,7 @@ class Ranks:
             return np.inf if error is None else 2 * error + rounding
         once = max(trial.once(x), trial.once(x[: x.size // self.size]))  # of a buffer, and of a chunk
         record = ALGORITHMS[algorithm]
-        growth = record.growth(collective, self.size, self.nodes, once)
+        growth = record.growth(collective, self.size, self.nodes, once**2)
         levels = record.encodings(collective, self.size, self.nodes).levels
         return 2 * once * max(growth.independent, growth.alike) * (1 + once) ** levels + rounding
 

@@ -19,12 +19,12 @@ SUMMING = [(name, collective) for collective in ("allreduce", "reduce_scatter") 
 """The algorithms and collectives that encode partial sums."""
 
 
-@pytest.mark.parametrize("once", [0.0, 0.5])
+@pytest.mark.parametrize("again", [0.0, 0.25, -0.25])
 @pytest.mark.parametrize("p", [2, 4, 16])
 @pytest.mark.parametrize(("algorithm", "collective"), SUMMING)
-def test_independent_errors(algorithm: str, collective: str, p: int, once: float) -> None:
-    growth = ALGORITHMS[algorithm].growth(collective, p, p, once)
-    assert growth.independent == pytest.approx(math.sqrt(reference(algorithm).variance[collective](p, once) / p))
+def test_independent_errors(algorithm: str, collective: str, p: int, again: float) -> None:
+    growth = ALGORITHMS[algorithm].growth(collective, p, p, again)
+    assert growth.independent == pytest.approx(math.sqrt(reference(algorithm).variance[collective](p, again) / p))
 
 
 @pytest.mark.parametrize("p", [2, 4, 16])
@@ -66,13 +66,13 @@ def test_single_ranks() -> None:
     assert accuracy.relative_error(codec, "float32", "allreduce", "ring", World(1)) == 0.0
     assert accuracy.encodings("allreduce", "ring", World(1)) == 0
     once, bias = codec.encoding_error("float32"), codec.bias(recoded=False)
-    expected = once * math.hypot(math.sqrt(7 / 4), bias * 2.5)
+    expected = once * math.hypot(math.sqrt((7 + 3 * once**2) / 4), bias * 2.5)
     assert accuracy.relative_error(codec, "float32", "allreduce", "direct", World(4)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("codec", [ZFP(rate=8), MinMax(8), QSGD(4)], ids=repr)
-def test_many_nodes_err_as_a_ring_of_their_leaders(codec: Codec) -> None:
-    for nodes in (17, 32):
-        ring = accuracy.relative_error(codec, "float32", "allreduce", "ring", World(nodes))
+def test_nodes_err_as_direct_among_their_leaders(codec: Codec) -> None:
+    for nodes in (2, 32):
+        direct = accuracy.relative_error(codec, "float32", "allreduce", "direct", World(nodes))
         world = World(2 * nodes, per_node=2)
-        assert accuracy.relative_error(codec, "float32", "allreduce", "hierarchical", world) == ring
+        assert accuracy.relative_error(codec, "float32", "allreduce", "hierarchical", world) == direct

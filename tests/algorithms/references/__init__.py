@@ -31,8 +31,8 @@ class Reference:
         For sums on p ranks and some nodes: the most encodings of one value on its way, and the encodings whose errors
         add up in a value of the result.
     variance : mapping
-        For sums of our own: the variance of the error of a sum of p terms, in units of ε². ``once`` is ε if errors are
-        encoded again, else 0.
+        For sums of our own: the variance of the error of a sum of p terms, in units of ε². An encoding changes a
+        partial sum's variance by the factor ``1 + again``.
     alike : mapping
         For sums of our own: ``Σ √j / √p`` over the encodings, each of a partial sum of j of p terms.
     replay : callable or None

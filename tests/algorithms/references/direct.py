@@ -51,8 +51,8 @@ REFERENCE = Reference(
     # terms one is not encoded.
     encodings={"allreduce": lambda p, nodes: (2, p), "reduce_scatter": lambda p, nodes: (1, p - 1)},
     variance={
-        "allreduce": lambda p, once: (p - 1) + (p + once**2 * (p - 1)),
-        "reduce_scatter": lambda p, once: p,
+        "allreduce": lambda p, again: (p - 1) + (p + again * (p - 1)),
+        "reduce_scatter": lambda p, again: p,
     },
     alike={"allreduce": lambda p: (p - 1) / sqrt(p) + 1, "reduce_scatter": lambda p: p / sqrt(p)},
     replay=replay,

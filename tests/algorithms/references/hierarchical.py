@@ -1,4 +1,4 @@
-"""ByteGrad in Gan et al., "BAGUA", VLDB 2021. From 17 nodes on their leaders run a ring."""
+"""ByteGrad in Gan et al., "BAGUA", VLDB 2021."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import ceil
 from compcoll.algorithms.costs import Costs
 from compcoll.layout import World
 
-from . import Reference, RoundTrip, Values, direct, ring
+from . import Reference, RoundTrip, Values, direct
 
 
 def replay(xs: list[Values], code: RoundTrip) -> Values:
@@ -28,17 +28,14 @@ def seconds(c: Costs, p: int, k: int, n: float) -> float:
         total += plain.encode * n / m + n * (plain.encode + c.inside + plain.decode)
     if (nodes := p // k) > 1:
         leaders = c.among(World(nodes), True)
-        if nodes <= 16:
-            total += direct.seconds(leaders, nodes, 1, n / nodes, "allreduce")
-        else:
-            total += ring.seconds(leaders, nodes, 1, n / nodes, "sg")
+        total += direct.seconds(leaders, nodes, 1, n / nodes, "allreduce")
     return total
 
 
 REFERENCE = Reference(
     seconds={"allreduce": seconds},
-    encodings={"allreduce": lambda p, nodes: (0, 0) if nodes == 1 else (2 if nodes <= 16 else nodes, nodes)},
-    # On nodes of single ranks, up to 16.
+    encodings={"allreduce": lambda p, nodes: (0, 0) if nodes == 1 else (2, nodes)},
+    # On nodes of single ranks.
     variance=direct.REFERENCE.variance,
     alike=direct.REFERENCE.alike,
     replay=replay,

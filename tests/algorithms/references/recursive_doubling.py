@@ -48,12 +48,12 @@ def encodings(p: int, nodes: int) -> tuple[int, int]:
     return ceil(log2(p)), total
 
 
-def variance(p: int, once: float) -> float:
+def variance(p: int, again: float) -> float:
     """Both halves of what a level adds are encoded."""
     if p == 1:
         return 0.0
-    half = variance(p // 2, once)
-    return 2 * (half + p / 2 + once**2 * half)
+    half = variance(p // 2, again)
+    return 2 * (half + p / 2 + again * half)
 
 
 REFERENCE = Reference(

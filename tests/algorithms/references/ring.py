@@ -39,11 +39,11 @@ def seconds(c: Costs, p: int, k: int, chunk: float, phases: str) -> float:
     return total
 
 
-def along(terms: range, once: float) -> float:
+def along(terms: range, again: float) -> float:
     """Return the variance, in units of ε², of partial sums of so many terms that are encoded one after the other."""
     variance = 0.0
     for j in terms:
-        variance += j + once**2 * variance
+        variance += j + again * variance
     return variance
 
 
@@ -56,8 +56,8 @@ REFERENCE = Reference(
     },
     encodings={"allreduce": lambda p, nodes: (p, p), "reduce_scatter": lambda p, nodes: (p - 1, p - 1)},
     variance={
-        "allreduce": lambda p, once: along(range(1, p + 1), once),
-        "reduce_scatter": lambda p, once: along(range(1, p), once),
+        "allreduce": lambda p, again: along(range(1, p + 1), again),
+        "reduce_scatter": lambda p, again: along(range(1, p), again),
     },
     # An integral in place of the sum, of which it is within 25 %: `test_error_growth.py`.
     alike={"allreduce": lambda p: 2 / 3 * p, "reduce_scatter": lambda p: 2 / 3 * p},

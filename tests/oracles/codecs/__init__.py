@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
@@ -66,6 +67,13 @@ def references() -> dict[str, Reference]:
 def block_of(default: int, most: int = 1 << 20) -> Option:
     """Return the option ``block``: multiples of 8 up to ``most``."""
     return Option(default, (8, most), (0, 9, 12, 8.0, most + 8))
+
+
+# The RMS error of rounding normal values to floating point, over half a unit in the last place of 1: all values from
+# 2**e to 2**(e + 1) have the error 2**e / √3.
+ROUNDING = math.sqrt(
+    sum(4.0**e * (math.erf(2**e * math.sqrt(2)) - math.erf(2**e / math.sqrt(2))) for e in range(-60, 5)) / 3
+)
 
 
 def alike(value: float) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oracles.codecs import Option, Reference, alike
+from oracles.codecs import ROUNDING, Option, Reference, alike
 
 from compcoll import Cast
 from compcoll.codecs.base import ErrorBound
@@ -20,9 +20,9 @@ REFERENCE = Reference(
         Cast("float64"): (ErrorBound(), ErrorBound()),
     },
     estimates={
-        Cast("float16"): alike(2.0**-11),
-        Cast("bfloat16"): alike(2.0**-8),
-        Cast("float32"): (0.0, 2.0**-24),
+        Cast("float16"): alike(ROUNDING * 2.0**-11),
+        Cast("bfloat16"): alike(ROUNDING * 2.0**-8),
+        Cast("float32"): (0.0, ROUNDING * 2.0**-24),
     },
     instructions={
         Cast(): {"encode": (9.5, 1.05), "accumulate": (12, 1.05), "recode": (16, 1.05), "feedback": (30, 1.05)},

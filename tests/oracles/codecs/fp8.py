@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
-from oracles.codecs import Option, Reference, alike, block_of, quantizer_bounds
+from oracles.codecs import ROUNDING, Option, Reference, alike, block_of, quantizer_bounds
 from oracles.quantizers import Coded, by_blocks, largest
 
 from compcoll import FP8
@@ -44,7 +44,7 @@ REFERENCE = Reference(
     options={"format": Option("e4m3", ("e4m3", "e5m2"), (8, 0.5)), "block": block_of(128)},
     formula=formula,
     bounds={FP8(): quantizer_bounds(128, 2.0**-4), FP8("e5m2"): quantizer_bounds(128, 2.0**-3)},
-    estimates={FP8(): alike(2.65e-2), FP8("e5m2"): alike(5.29e-2)},
+    estimates={FP8(): alike(ROUNDING * 2.0**-4), FP8("e5m2"): alike(ROUNDING * 2.0**-3)},
     instructions={
         FP8(): {"encode": (11.8, 1.05), "accumulate": (15, 1.05), "recode": (25, 1.05), "feedback": (40.5, 1.05)},
     },
