@@ -110,9 +110,10 @@ def _reason(
         small = "it is small enough to travel with the handshake, and " * (algorithm == choose.DISSEMINATION)
         return f"{name}: {small}no other algorithm of our own takes {values}"
     if chosen is None or native.refused:
-        return f"{name}: the fastest that may be chosen" + f", without {own}: {native.refused}" * bool(native.refused)
+        without, more = f", without {own}: {native.refused}" * bool(native.refused), _with_more_error(found, chosen)
+        return f"{name}: the {'fastest' if not more else 'best'} that may be chosen{without}{more}"
     if chosen is not native:
-        return f"{name}: {native.seconds / chosen.seconds:.2f} × faster than {own}"
+        return f"{name}: {native.seconds / chosen.seconds:.2f} × faster than {own}{_with_more_error(found, chosen)}"
     others = [option for option in found[1:] if not option.refused]
     if not others and call.tolerance is not None:
         return f"{name}: no codec keeps the error within {call.tolerance:g}"
@@ -125,3 +126,16 @@ def _reason(
     ratio = fastest.seconds / native.seconds
     than = f"would take {ratio:.2f} × as long" if ratio > 1 else f"would gain less than {1 - choose.CLEARLY:.0%}"
     return f"{name}: {fastest.algorithm}{with_codec} {than}"
+
+
+def _with_more_error(found: list[Option], chosen: Option | None) -> str:
+    """Return a remark about the fastest option, if its error was too large; else an empty text."""
+    fastest = min((option for option in found if not option.refused), key=lambda option: option.seconds, default=chosen)
+    if chosen is None or fastest is None or not (fastest.error and chosen.error):
+        return ""
+    if fastest.error <= choose.MORE_ERROR * chosen.error:
+        return ""
+    ratio = fastest.seconds / chosen.seconds
+    return (
+        f"; {fastest.algorithm} would take {ratio:.2f} × as long, with {fastest.error / chosen.error:.1f} × the error"
+    )

@@ -28,7 +28,7 @@ from .records import matches
 if TYPE_CHECKING:
     from .documents import Page
 
-MODULES = ("networks", "busy", "peers", "one_machine", "groups", "steps", "study", "scaling", "reliability")
+MODULES = ("networks", "busy", "peers", "one_machine", "groups", "steps", "study", "scaling", "reliability", "errors")
 
 
 def pages() -> dict[str, Page]:

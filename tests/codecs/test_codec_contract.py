@@ -66,8 +66,8 @@ def test_estimates_are_those_of_normal_values(codec: Codec, dtype: str) -> None:
     expected = codec.encoding_error(dtype)
     if expected is None:
         assert codec == compcoll.ZFP(tolerance=1e-3) or codec == compcoll.ZFP(precision=16)
-    else:  # of casts the largest error is given
-        assert error == pytest.approx(expected * (0.426 if codec.name == "cast" else 1), rel=0.06)
+    else:
+        assert error == pytest.approx(expected, rel=0.06)
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))

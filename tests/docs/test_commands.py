@@ -55,6 +55,7 @@ ELSEWHERE = {
     r"launch/netlab (up|check|run|down)|launch/netlab$": "tests/launch/test_netlab.py::test_allreduce_between_hosts",
     r"launch/gpu_check\.py figures": "tests/launch/test_gpu_check.py::test_summary_and_pages_have_the_figures",
     r"-m osu_like_bench\.pages(?!\.)": "tests/pages/test_run.py::test_launches_take_turns_and_are_merged",
+    r"-m osu_like_bench\.pages\.errors": "tests/pages/test_errors.py::test_the_command_measures_every_codec",
     r"^make figures": "tests/pages/test_stale.py::test_a_page_is_older_if_what_it_times_has_changed_since",
 }
 """The tests that run commands of a kind, on smaller cases: what the command begins, they end."""

@@ -121,7 +121,7 @@ def test_choice_in_memory_and_on_networks() -> None:
     big = ask(16 << 20, ZFP(rate=8), World(4), SLOW)
     assert big.codec == ZFP(rate=8) and big.algorithm in ("ring", "direct")
     assert ask(64 << 20, ZFP(tolerance=1e-3), World(2, 2)).codec is None
-    assert ask(64 << 20, ZFP(rate=8), World(64), SLOW).algorithm == "ring"
+    assert ask(64 << 20, ZFP(rate=8), World(64), SLOW).algorithm == "direct"
     assert ask(64 << 20, ZFP(rate=8), World(4, 4), library="").codec == ZFP(rate=8)
 
 
@@ -163,6 +163,7 @@ def encoding_error(codec: Codec, dtype: str) -> float:
 @pytest.mark.parametrize("codec", ESTIMATED, ids=repr)
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_errors_are_as_estimated(algorithm: str, codec: Codec, dtype: Any) -> None:
+    """On 64 ranks: docs/measurements/errors.md."""
     for size in (2, 3, 8):
         inputs = normals(size, 1 << 16, dtype)
         loopback = LoopbackWorld(size, ranks_per_node=1, seed=None)
@@ -174,7 +175,7 @@ def test_errors_are_as_estimated(algorithm: str, codec: Codec, dtype: Any) -> No
         assert estimate is not None
         assert measured < 1.15 * estimate
         # If one encoding loses more than the values (terngrad), the estimate of several is only an upper bound.
-        assert measured > 0.2 * estimate or encoding_error(codec, name) > 1
+        assert measured > estimate / 1.35 or encoding_error(codec, name) > 1
 
 
 @pytest.mark.parametrize("tolerance", [0.2, 0.05, 1e-2, 1e-3, 1e-5, 0.0])
@@ -353,8 +354,8 @@ def test_explain(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     assert main(["explain", "--bytes", "16M", "--codec", "zfp", "--rate", "8", "-p", "64"]) == 0
     said = capsys.readouterr().out
     assert "allreduce of 16777216 bytes of float32 on 64 ranks, 64 nodes of 1" in said
-    assert re.search(r"ring +zfp rate=8 .* 64 +\S+  <- auto", said), said
-    assert "above 16 ranks" in said and "choice: ring with zfp rate=8:" in said
+    assert re.search(r"direct +zfp rate=8 .* 2 +\S+  <- auto", said), said
+    assert "choice: direct with zfp rate=8:" in said
     assert main(["explain", "--bytes", "64K", "--codec", "auto", "--tolerance", "1e-9", "-p", "4"]) == 0
     assert "choice: native: no codec keeps the error within 1e-09" in capsys.readouterr().out
     assert main(["explain", "--bytes", "64M", "--codec", "auto", "--tolerance", "0.02", "-p", "4"]) == 0

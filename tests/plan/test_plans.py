@@ -270,9 +270,9 @@ def test_what_was_measured_may_be_chosen() -> None:
 def test_votes_are_gathered_or_counted() -> None:
     """A bit of each other rank comes in; fields of votes are 4 bits, of up to 7 ranks, and move twice."""
     asked, setting = call(codec=Sign()), where(4)
-    quantizer = choose.quantizer_of(asked, setting)
+    quantizer = choose.quantizer_of(asked.codec, asked, setting)
     assert choose.gathers("ring", quantizer) and not choose.gathers("recursive_doubling", quantizer)
     assert choose._way("ring", Sign(), asked, setting).bits == 2
     assert choose._way("recursive_doubling", Sign(), asked, setting).bits == 4
     assert choose._way("ring", IntSum(16), call(codec=IntSum(16)), setting).bits == 16
-    assert choose.quantizer_of(asked._replace(collective="allgather"), setting) is None
+    assert choose.quantizer_of(asked.codec, asked._replace(collective="allgather"), setting) is None
