@@ -324,10 +324,10 @@ def _refused(
 def best(found: Sequence[Option]) -> Option:
     """Return the best of the options that may be chosen.
 
-    Among options about as fast as the fastest, the smallest error decides. If the fastest option compresses, options
-    with its codec may take up to `MORE_TIME` times as long as the fastest, and the fastest of those is chosen whose error
-    is at most `MORE_ERROR` times their smallest. MPI's own or an uncompressed algorithm of `RESTRICTED` is preferred to
-    that option, unless it is clearly faster.
+    Among options about as fast as the fastest, the smallest error decides. If that option compresses, others with its
+    codec may take up to `MORE_TIME` times as long as the fastest, and the fastest of those is chosen whose error is at
+    most `MORE_ERROR` times their smallest. MPI's own or an uncompressed algorithm of `RESTRICTED` is preferred to that
+    option, unless it is clearly faster.
 
     Raises
     ------

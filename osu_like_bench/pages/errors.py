@@ -54,9 +54,10 @@ def measure(ranks: int, nbytes: int) -> Iterator[Row]:
         for record in algorithms:
             world = World(ranks, 1 if record.chunked or record.symmetry == "exclusive" else _PER_NODE)
             loopback = Loopback(ranks, world.per_node)
-            comms = [Communicator(transport) for transport in loopback.transports]
-            requests = [comm.iallreduce(x, codec=codec, algorithm=record.name) for comm, x in zip(comms, inputs)]
-            result = loopback.run(requests)[0]
+            result = loopback.run(
+                Communicator(transport).iallreduce(x, codec=codec, algorithm=record.name)
+                for transport, x in zip(loopback.transports, inputs, strict=True)
+            )[0]
             estimate = relative_error(codec, "float32", "allreduce", record.name, world)
             error = float(np.linalg.norm(result - exact) / norm)
             yield {"codec": repr(codec), "algorithm": record.name, "error": error, "estimate": estimate}
@@ -70,7 +71,7 @@ def within(row: Row) -> bool | None:
     error, estimate = row["error"], row.get("estimate")
     if estimate is None or max(error, estimate) < _FLOAT32 or min(error, estimate) > 1 / LIMIT:
         return None
-    return 1 / LIMIT <= error / estimate <= LIMIT
+    return bool(1 / LIMIT <= error / estimate <= LIMIT)
 
 
 def _table(record: Record) -> Iterator[str]:
