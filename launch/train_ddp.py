@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--exact-steps", type=int, default=0, metavar="STEPS", help=exact)
     own = "the codec of a compressed Adam's gradients, such as qsgd:bits=4"
-    add("--gradient-codec", metavar="NAME[:OPTION=VALUE]", help=own)
+    add("--gradient-codec", metavar="NAME[:OPTION=VALUE,…]", help=own)
     add("--diloco", type=int, metavar="H", help="local steps: average every H steps; a codec compresses that average")
     add("--streaming", type=int, default=1, metavar="F", help="diloco: average F fragments of the model in turn")
     add("--delay", type=int, default=0, metavar="STEPS", help="diloco: steps that an average may take")

@@ -59,9 +59,8 @@ class Options:
 
     @classmethod
     def from_environment(cls) -> Options:
-        """Make the options that COMPCOLL_CODEC, COMPCOLL_RATE and COMPCOLL_ALGORITHM define."""
-        name, options = config.codec()
-        return cls(name, algorithm=config.algorithm() or choose.AUTO, **options)
+        """Make the options that COMPCOLL_CODEC and COMPCOLL_ALGORITHM define."""
+        return cls(config.codec(), algorithm=config.algorithm() or choose.AUTO)
 
     @classmethod
     def given(cls, pg_options: object) -> Options:
