@@ -14,7 +14,7 @@ MIN_BYTES = 512 * 1024
 
 
 class Options:
-    """Compression of a process group: ``init_process_group("compcoll", pg_options=Options(codec="zfp", rate=8))``.
+    """Compression of a process group: ``init_process_group("compcoll", pg_options=Options(codec="int8"))``.
 
     All forms of all_reduce and reduce_scatter compress sums and means of at least ``min_bytes`` of floating-point
     elements. Other collectives do not compress.
@@ -38,8 +38,8 @@ class Options:
 
     Examples
     --------
-    >>> compcoll.torch.Options(codec="zfp", rate=8).codec
-    ZFP(rate=8.0)
+    >>> compcoll.torch.Options(codec="minmax:bits=4").codec
+    MinMax(bits=4, block=2048)
     """
 
     def __init__(
