@@ -80,8 +80,8 @@ def compress(
         The model, before its first backward pass. torch.compile may have wrapped it. For FSDP2 modules, the
         reduce-scatter of gradients is compressed.
     codec : str or Codec, optional
-        As for `compcoll.allreduce`. None sends gradients uncompressed. The default loses ten times less of normally
-        distributed gradients than ZFP at the same size: see docs/codecs.md.
+        As for `compcoll.allreduce`. None sends gradients uncompressed. The default loses an eighth of what ZFP at
+        the same size loses of normally distributed gradients: see docs/codecs.md.
     feedback : bool or callable
         Whether to add each step's residual to the next step's gradients. Each compressed parameter needs as much memory
         as its gradient. A callable makes a feedback other than the codec's default, such as
