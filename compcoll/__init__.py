@@ -1,7 +1,7 @@
 """Compressed MPI collectives.
 
 >>> import numpy as np, compcoll
->>> total = compcoll.allreduce(np.random.randn(1 << 20).astype(np.float32), codec="zfp", rate=8)
+>>> total = compcoll.allreduce(np.random.randn(1 << 20).astype(np.float32), codec="int8")
 
 Unlike mpi4py's lower-case methods, these functions send buffers and never pickle. ``import compcoll`` does not start
 MPI; the first access to a collective's name does.

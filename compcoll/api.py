@@ -99,9 +99,10 @@ def allreduce(
         and bitwise operations, and MPI's predefined operations.
     codec : str or Codec, optional
         A name such as ``"zfp"``, ``"minmax"`` or ``"qsgd"`` (see `list_codecs`), with the codec's options as further
-        arguments; or a codec such as ``ZFP(rate=8)``. None sends the values uncompressed. With ``"auto"`` the cost
-        model also chooses the codec, and ``tolerance=`` gives the largest relative error of the result: see
-        docs/model.md. ``"topk"`` and the other sparse codecs send only some elements: see docs/sparse.md.
+        arguments or behind the name, such as ``"minmax:bits=4,block=64"``; or a codec such as ``ZFP(rate=8)``. None
+        sends the values uncompressed. With ``"auto"`` the cost model also chooses the codec, and ``tolerance=`` gives
+        the largest relative error of the result (``"auto:tolerance=1e-2"``): see docs/model.md. ``"topk"`` and the
+        other sparse codecs send only some elements: see docs/sparse.md.
     algorithm : str
         ``"auto"`` takes the algorithm that a cost model predicts to be fastest. It may send values uncompressed in
         spite of ``codec``; `Communicator.stats` shows what ran. Other names, such as ``"ring"`` and ``"native"`` (MPI's
@@ -135,8 +136,8 @@ def allreduce(
 
     Examples
     --------
-    >>> gradient = np.linspace(-1, 1, 4096, dtype=np.float32)
-    >>> total = compcoll.allreduce(gradient, codec="zfp", rate=8)
+    >>> gradient = np.random.randn(4096).astype(np.float32)
+    >>> total = compcoll.allreduce(gradient, codec="int8")
     >>> total.shape
     (4096,)
     """

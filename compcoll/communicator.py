@@ -63,7 +63,7 @@ class Communicator:
     comm : mpi4py.MPI.Intracomm or Connection, optional
         Communicator to duplicate, collectively; MPI.COMM_WORLD by default. A `Connection` is used as it is.
     codec : str or Codec, optional
-        Default codec of the collectives; None: no compression.
+        Default codec of the collectives, as in `compcoll.allreduce`; None: no compression.
     algorithm : str
         Default algorithm of the collectives.
     progress : {"wait", "sleep", "thread"}

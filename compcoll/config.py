@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
 
+from . import deprecated
 from .errors import InvalidArgument
 
 TIMEOUT = "COMPCOLL_TIMEOUT"
@@ -102,15 +102,16 @@ def profile() -> str:
     return os.environ.get(PROFILE, "")
 
 
-def codec() -> tuple[str | None, dict[str, Any]]:
-    """Return the codec for PyTorch's process groups: name or None, and options (COMPCOLL_CODEC, COMPCOLL_RATE)."""
-    name = os.environ.get(CODEC) or None
-    if not os.environ.get(RATE):
-        return name, {}
-    if name is None:
-        raise InvalidArgument(f"{RATE} is set in the environment, but {CODEC} is not")
-    rate = _number(RATE, 0.0, 0.0)
-    return name, {"rate": int(rate) if rate.is_integer() else rate}
+def codec() -> str | None:
+    """Return the codec for PyTorch's process groups, with its options (COMPCOLL_CODEC; formerly COMPCOLL_RATE)."""
+    codec, rate = os.environ.get(CODEC) or None, os.environ.get(RATE)
+    if not rate:
+        return codec
+    if codec is None:
+        raise InvalidArgument(f"{RATE} is set in the environment, but {CODEC} is not: set {CODEC}=zfp:rate={rate}")
+    codec += f"{',' if ':' in codec else ':'}rate={rate}"
+    deprecated.warn(RATE, f"{CODEC}={codec}")
+    return codec
 
 
 def algorithm() -> str | None:

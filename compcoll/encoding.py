@@ -30,7 +30,7 @@ def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
     x : array
         An array that `compcoll.allreduce` takes, of float16, bfloat16, float32 or float64.
     codec : str or Codec
-        A codec or its name.
+        A codec, or its name, with or without options: ``"minmax:bits=4"``.
     **codec_options
         Options of a codec given by name.
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Train a small model on all ranks, with or without compression of gradients. Most tasks need no download.
 
-    mpirun -n 4 python launch/train_ddp.py --codec zfp --rate 8                  # a conv net, scikit-learn's digits
-    torchrun --nproc-per-node 4 launch/train_ddp.py --codec zfp --rate 8         # the same without MPI
-    mpirun -n 4 python launch/train_ddp.py --task text --codec minmax --bits 4   # a small GPT, Python's own library
+    mpirun -n 4 python launch/train_ddp.py --codec int8                          # a conv net, scikit-learn's digits
+    torchrun --nproc-per-node 4 launch/train_ddp.py --codec int8                 # the same without MPI
+    mpirun -n 4 python launch/train_ddp.py --task text --codec minmax:bits=4     # a small GPT, Python's own library
     mpirun -n 4 python launch/train_ddp.py --low-rank acpsgd --rank 4            # low-rank factors
     mpirun -n 4 python launch/train_ddp.py --dgc 0.001 --warmup 4
     mpirun -n 4 python launch/train_ddp.py --task text --optimizer onebit-adam   # AdamW's momentum in one bit
-    mpirun -n 4 python launch/train_ddp.py --task text --diloco 50 --codec minmax --bits 4   # local steps
+    mpirun -n 4 python launch/train_ddp.py --task text --diloco 50 --codec minmax:bits=4   # local steps
     mpirun -n 4 python launch/train_ddp.py --codec variance --alpha 1.5
     mpirun -n 4 python launch/train_ddp.py --task cifar10 --data FOLDER          # CIFAR-10, binary version, unpacked
     mpirun -n 4 python launch/train_ddp.py --checkpoint FOLDER --resume          # continue from the last checkpoint
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--exact-steps", type=int, default=0, metavar="STEPS", help=exact)
     own = "the codec of a compressed Adam's gradients, such as qsgd:bits=4"
-    add("--gradient-codec", metavar="NAME[:OPTION=VALUE]", help=own)
+    add("--gradient-codec", metavar="NAME[:OPTION=VALUE,…]", help=own)
     add("--diloco", type=int, metavar="H", help="local steps: average every H steps; a codec compresses that average")
     add("--streaming", type=int, default=1, metavar="F", help="diloco: average F fragments of the model in turn")
     add("--delay", type=int, default=0, metavar="STEPS", help="diloco: steps that an average may take")

@@ -69,9 +69,9 @@ def _options(text: str) -> dict[str, Any]:
 
 
 def codec_of(text: str) -> Codec:
-    """Make a codec from a text with its name and options, such as ``minmax:bits=4:block=512``."""
-    name, _, options = text.partition(":")
-    return get_codec(name, **_options(options))
+    """Make a codec from a text such as ``minmax:bits=4:block=512``: in a list of contenders, commas separate these."""
+    name, colon, options = text.partition(":")
+    return get_codec(name + colon + options.replace(":", ","))
 
 
 def _bf16() -> tuple[Any, Any]:

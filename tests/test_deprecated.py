@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from fakes.loopback import World
 
-from compcoll import Communicator
+from compcoll import ZFP, Communicator, config, get_codec
 from compcoll.deprecated import renamed_arguments, renamed_attribute
+from compcoll.errors import InvalidArgument
 from compcoll.transports.loopback import Loopback
 
 
@@ -55,6 +56,20 @@ def test_names_of_communicators() -> None:
     with pytest.warns(DeprecationWarning, match='progress="nap" .* use progress="sleep"') as warned:
         Communicator(Loopback(1).transports[0], progress="nap").free()
     assert warned[0].filename == __file__
+
+
+def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPCOLL_RATE", "12")
+    with pytest.raises(InvalidArgument, match="COMPCOLL_CODEC is not: set COMPCOLL_CODEC=zfp:rate=12"):
+        config.codec()
+    monkeypatch.setenv("COMPCOLL_CODEC", "zfp")
+    with pytest.warns(DeprecationWarning, match="COMPCOLL_RATE is deprecated .* use COMPCOLL_CODEC=zfp:rate=12$"):
+        assert get_codec(config.codec() or "") == ZFP(rate=12)
+    monkeypatch.delenv("COMPCOLL_RATE")
+    monkeypatch.setenv("COMPCOLL_CODEC", "zfp:rate=12")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert config.codec() == "zfp:rate=12"
 
 
 def test_names_of_torch() -> None:

@@ -37,7 +37,7 @@ READ_ONLY.flags.writeable = False
 REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
     ({"codec": "zpf"}, UnknownCodec, r"codec 'zpf' \(did you mean 'zfp'\?\): there are cast, fp8, .*intsum, .*zfp"),
     ({"codec": "gzip9"}, UnknownCodec, r"unknown codec 'gzip9': there are cast"),
-    ({"codec": "zfp", "rte": 8}, InvalidArgument, r"no option 'rte': it takes lossless, precision, rate, tolerance"),
+    ({"codec": "zfp", "rte": 8}, InvalidArgument, r"no option 'rte' \(did you mean 'rate'\?\): it takes lossless"),
     ({"codec": "zfp", "rate": 2}, InvalidArgument, r"zfp: rate=2 must be above 2 and at most 64"),
     ({"codec": "zfp", "rate": 33}, InvalidArgument, r"rate=33 is out of range for float32: above 2, at most 32"),
     ({"codec": "zfp", "rate": 2.1}, InvalidArgument, r"out of range for float32"),
@@ -60,6 +60,8 @@ REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
     ({"codec": "fp8", "format": "e3m4"}, InvalidArgument, r"fp8: format='e3m4' is neither"),
     ({"codec": "cast", "dtype": "float8"}, InvalidArgument, r"dtype='float8' is none of \"float16\""),
     ({"codec": "cast", "dtype": "float64"}, InvalidArgument, r"a float64 wire is wider than the float32 values"),
+    ({"codec": "minmax:bits=9"}, InvalidArgument, r"minmax: bits=9 must be an integer from 1 to 8"),
+    ({"codec": "minmax:bits=4", "bits": 4}, InvalidArgument, r"codec='minmax:bits=4' and bits=4: bits is given twice"),
     ({"codec": MinMax(), "bits": 4}, InvalidArgument, r"options bits go with a codec's name"),
     ({"rate": 8}, InvalidArgument, r"options rate go with a codec: name it, such as codec=\"zfp\""),
     ({"codecs": "zfp"}, InvalidArgument, r"'codecs' is neither an argument nor .* \(did you mean 'codec'\?\)"),

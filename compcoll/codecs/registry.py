@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import fields, is_dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -16,6 +17,7 @@ from .sparse.methods import ALL as SPARSIFIERS
 
 _OWN: dict[str, type[Codec]] = {cls.name: cls for cls in [*codecs.ALL, *SPARSIFIERS]}
 _GROUP = "compcoll.codecs"
+_TRUTH = {"true": True, "false": False}
 
 
 @lru_cache(maxsize=1)
@@ -47,7 +49,7 @@ def get_codec(name: str, **options: Any) -> Codec:
     Parameters
     ----------
     name : str
-        A name from `list_codecs`.
+        A name from `list_codecs`. Options may follow it: ``"NAME:option=value,option=value"``.
     **options
         The codec's configuration, such as ``rate=8``.
 
@@ -56,16 +58,20 @@ def get_codec(name: str, **options: Any) -> Codec:
     UnknownCodec
         If there is no codec of that name.
     InvalidArgument
-        If the codec has no such option or does not allow its value.
+        If the codec has no such option or does not allow its value, or if an option is given twice.
 
     Examples
     --------
     >>> compcoll.get_codec("zfp", rate=8)
     ZFP(rate=8.0)
+    >>> compcoll.get_codec("minmax:bits=4,block=64")
+    MinMax(bits=4, block=64)
     """
+    text, name = name, name_in(name)
     cls = _OWN.get(name) or codec_classes().get(name)
     if cls is None:
         raise UnknownCodec(f"unknown codec {name!r}{meant(name, list_codecs())}: there are {', '.join(list_codecs())}")
+    options = with_written(text, options, cls)
     try:
         return cls(**options)
     except TypeError as error:
@@ -73,12 +79,72 @@ def get_codec(name: str, **options: Any) -> Codec:
         for option in options:
             if option not in allowed:
                 known = ", ".join(allowed)
-                raise InvalidArgument(f"codec {name!r} has no option {option!r}: it takes {known}") from None
+                raise InvalidArgument(
+                    f"codec {name!r} has no option {option!r}{meant(option, allowed)}: it takes {known}"
+                ) from None
         raise InvalidArgument(f"codec {name!r} cannot take {options}: {error}") from error
 
 
+def name_in(text: str) -> str:
+    """Return the name in ``"NAME:option=value,option=value"``."""
+    return text.partition(":")[0]
+
+
+def with_written(text: str, options: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """Return the options given separately, and those in ``"NAME:option=value,…"``.
+
+    Parameters
+    ----------
+    text : str
+        A codec's name, with or without options.
+    options : mapping
+        The options given separately.
+    cls : type
+        The dataclass whose fields have the types of the options. Without fields, options stay text.
+
+    Raises
+    ------
+    InvalidArgument
+        If the text has another form, a value has another type than its option, or an option is given twice.
+    """
+    name, colon, written = text.partition(":")
+    own = {field.name: field for field in fields(cls)} if is_dataclass(cls) else {}
+    found = dict(options)
+    for part in written.split(",") if colon else ():
+        option, _, value = (word.strip() for word in part.partition("="))
+        if not (option and value):
+            raise InvalidArgument(
+                f"codec={text!r}: {part!r} is not option=value: write NAME:option=value,option=value, such as "
+                "minmax:bits=4,block=64"
+            )
+        if option in found:
+            also = f" and {option}={options[option]!r}" if option in options else ""
+            raise InvalidArgument(f"codec={text!r}{also}: {option} is given twice: give it once")
+        found[option] = _converted(name, option, value, own.get(option))
+    return found
+
+
+def kind_of(field: Field[Any]) -> type:
+    """Return the type of an option's values other than None."""
+    words = re.findall(r"\w+", str(field.type))
+    return next((kind for kind in (bool, int, float) if kind.__name__ in words), str)
+
+
+def _converted(codec: str, option: str, text: str, field: Field[Any] | None) -> Any:
+    if field is None:
+        return text
+    if text == "None" and field.default is None:
+        return None
+    kind = kind_of(field)
+    try:
+        return _TRUTH[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        limits = field.metadata.get("limits", f"of type {kind.__name__}")
+        raise InvalidArgument(f"{codec}: {option}={text!r} must be {limits}") from None
+
+
 def as_codec(codec: str | Codec | None, options: dict[str, Any], argument: str = "codec") -> Codec | None:
-    """Return the codec given by a call's argument and options; None for uncompressed."""
+    """Return the codec given by a call's argument and options; None for uncompressed. See `get_codec` for its text."""
     if isinstance(codec, str):
         return get_codec(codec, **options)
     if options and codec is None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..codecs.base import Array, Codec
-from ..codecs.registry import as_codec
+from ..codecs.registry import as_codec, name_in, with_written
 from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
 from ..gpu.streams import Ending, Timeline
@@ -183,10 +183,21 @@ def store_account(stats: Stats, operation: Operation) -> None:
     stats.encode_seconds, stats.decode_seconds, stats.wait_seconds = seconds
 
 
+_TOLERANCES = "a finite number, 0 or more"
+
+
+@dataclass(frozen=True)
+class _Automatic:
+    """The options of ``codec="auto"``."""
+
+    tolerance: float = field(metadata={"limits": _TOLERANCES})
+
+
 def named_codec(codec: str | Codec | None, options: dict[str, Any]) -> tuple[Codec | None, float | None]:
     """Return the codec that a call's arguments name, and None; for ``codec="auto"``, None and the tolerance."""
-    if not (isinstance(codec, str) and codec == choose.AUTO):
+    if not (isinstance(codec, str) and name_in(codec) == choose.AUTO):
         return as_codec(codec, options), None
+    options = with_written(codec, options, _Automatic)
     tolerance = options.get("tolerance")
     if set(options) != {"tolerance"}:
         others = ", ".join(sorted(options.keys() - {"tolerance"}))
@@ -195,7 +206,7 @@ def named_codec(codec: str | Codec | None, options: dict[str, Any]) -> tuple[Cod
             + f", and takes no other option: not {others}" * bool(others)
         )
     if not isinstance(tolerance, numbers.Real) or not 0 <= float(tolerance) < math.inf:
-        raise InvalidArgument(f'codec="auto": tolerance={tolerance!r} must be a finite number, 0 or more')
+        raise InvalidArgument(f'codec="auto": tolerance={tolerance!r} must be {_TOLERANCES}')
     return None, float(tolerance)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..codecs import Codec
 from ..codecs.options import OneOf
-from ..codecs.registry import codec_classes, get_codec, is_own
+from ..codecs.registry import codec_classes, get_codec, is_own, kind_of
 from ..errors import InvalidArgument
 from ..plan.cost import Link
 
@@ -37,7 +37,7 @@ def add_codec_options(parser: argparse._ActionsContainer, text: str) -> None:
     text : str
         The help of ``--codec``.
     """
-    parser.add_argument("--codec", metavar="NAME", help=text)
+    parser.add_argument("--codec", metavar="NAME[:OPTION=VALUE,…]", help=text)
     for name, of_codecs in _options().items():
         told: dict[str, list[str]] = {}
         for cls, field in of_codecs:
@@ -45,7 +45,7 @@ def add_codec_options(parser: argparse._ActionsContainer, text: str) -> None:
             about = ", ".join(filter(None, (field.metadata.get("text", ""), str(limits))))
             told.setdefault(about, []).append(cls.name)
         texts = "; ".join(": ".join(filter(None, (", ".join(codecs), about))) for about, codecs in told.items())
-        kinds = {_kind(field) for _, field in of_codecs}
+        kinds = {kind_of(field) for _, field in of_codecs}
         how: dict[str, Any] = {"metavar": name.upper()}
         if kinds == {bool}:
             how = {"action": argparse.BooleanOptionalAction}
@@ -60,6 +60,26 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name.removeprefix("codec_"): value for name, value in given.items() if name.startswith("codec_")}
 
 
+def codec_text(args: argparse.Namespace) -> str | None:
+    """Return the codec that the arguments describe, as text with its options; None for uncompressed values.
+
+    Raises
+    ------
+    InvalidArgument
+        If options are given without a codec.
+    """
+    given = given_options(args)
+    if args.codec in (None, "none"):
+        if given:
+            flags = ", ".join(_flag(name, _options()[name]) for name in given)
+            raise InvalidArgument(f"{flags} without a codec: give --codec {', '.join(sorted(codec_classes()))}")
+        return None
+    codec: str = args.codec
+    for name, value in given.items():
+        codec += f"{',' if ':' in codec else ':'}{name}={value}"
+    return codec
+
+
 def chosen_codec(args: argparse.Namespace) -> Codec | None:
     """Return the codec that the arguments describe; None for uncompressed values.
 
@@ -68,14 +88,8 @@ def chosen_codec(args: argparse.Namespace) -> Codec | None:
     InvalidArgument, UnknownCodec
         If the codec does not exist, or does not have the given options.
     """
-    given = given_options(args)
-    if args.codec in (None, "none"):
-        if given:
-            flags = ", ".join(_flag(name, _options()[name]) for name in given)
-            raise InvalidArgument(f"{flags} without a codec: give --codec {', '.join(sorted(codec_classes()))}")
-        return None
-    own = {field.name: field for field in _fields(codec_classes().get(args.codec))}
-    return get_codec(args.codec, **{name: _converted(text, own.get(name)) for name, text in given.items()})
+    codec = codec_text(args)
+    return None if codec is None else get_codec(codec)
 
 
 def _fields(cls: Any) -> Iterator[Field[Any]]:
@@ -97,20 +111,6 @@ def _options() -> dict[str, list[tuple[type[Codec], Field[Any]]]]:
 def _flag(name: str, of_codecs: list[tuple[type[Codec], Field[Any]]]) -> str:
     foreign = not any(is_own(cls) for cls, _ in of_codecs)
     return f"--{'codec-' if foreign or name in _OF_COMMANDS else ''}{name.replace('_', '-')}"
-
-
-def _kind(field: Field[Any]) -> type:
-    """Return the type of a field's values other than None."""
-    words = re.findall(r"\w+", field.type if isinstance(field.type, str) else getattr(field.type, "__name__", ""))
-    return next((kind for kind in (bool, int, float) if kind.__name__ in words), str)
-
-
-def _converted(text: Any, field: Field[Any] | None) -> Any:
-    """Convert an option to its type; return invalid text as it is, so that the codec refuses it."""
-    try:
-        return text if field is None or not isinstance(text, str) else _kind(field)(text)
-    except ValueError:
-        return text
 
 
 def parse_bytes(text: str) -> int:

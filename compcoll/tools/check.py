@@ -41,7 +41,7 @@ def check_codec(codec: str | Codec, **codec_options: Any) -> None:
     Parameters
     ----------
     codec : str or Codec
-        A codec or its name.
+        A codec, or its name, with or without options: ``"minmax:bits=4"``.
     **codec_options
         Options of a codec given by name.
 

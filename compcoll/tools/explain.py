@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
+from ..execute.compiled_plan import named_codec
 from ..host.device import HostDevice
 from ..layout import World
 from ..plan import choose
@@ -15,7 +16,7 @@ from ..plan.call import NO_REDUCTION, REDUCTIONS, Call, Setting
 from ..plan.cost import DEFAULTS, Profile
 from ..plan.plan import Plan, make_plan
 from ..plan.profile import latest, load
-from .arguments import add_codec_options, chosen_codec, given_options, parse_bytes
+from .arguments import add_codec_options, codec_text, parse_bytes
 
 DESCRIPTION = (
     "Prints what the cost model predicts for every algorithm, with and without the codec, and what "
@@ -53,18 +54,19 @@ def run(args: argparse.Namespace) -> int:
 def plan(args: argparse.Namespace) -> Plan:
     """Make the plan of the call that the arguments describe."""
     profile = profile_named(args.profile, HostDevice())
-    automatic, itemsize = args.codec == choose.AUTO, DTYPES[args.dtype].itemsize
+    codec, tolerance = named_codec(codec_text(args), {})
+    itemsize = DTYPES[args.dtype].itemsize
     call = Call(
         args.collective,
         parse_bytes(args.bytes) // itemsize,
         args.dtype,
         itemsize,
         "sum" if args.collective in REDUCTIONS else NO_REDUCTION,
-        None if automatic else chosen_codec(args),
+        codec,
         choose.AUTO,
         0 if args.collective == "bcast" else None,
         () if args.collective == "allgatherv" else None,
-        _tolerance(given_options(args)) if automatic else None,
+        tolerance,
     )
     return plan_in(call, world_of(args, profile), profile)
 
@@ -73,16 +75,6 @@ def plan_in(call: Call, world: World, profile: Profile) -> Plan:
     """Make the plan of a call under MPI with arrays in host memory."""
     shared = world.nodes == 1 and world.size > 1
     return make_plan(call, Setting(world, HostDevice(), profile, library="MPI", shared=shared))
-
-
-def _tolerance(options: dict[str, str]) -> float:
-    try:
-        tolerance = float(options["tolerance"]) if set(options) == {"tolerance"} else -1.0
-    except ValueError:
-        tolerance = -1.0
-    if not tolerance >= 0:
-        raise InvalidArgument("--codec auto goes with --tolerance, the allowed relative error, and with nothing else")
-    return tolerance
 
 
 def profile_named(named: str | None, device: HostDevice) -> Profile:

@@ -14,7 +14,7 @@ MIN_BYTES = 512 * 1024
 
 
 class Options:
-    """Compression of a process group: ``init_process_group("compcoll", pg_options=Options(codec="zfp", rate=8))``.
+    """Compression of a process group: ``init_process_group("compcoll", pg_options=Options(codec="int8"))``.
 
     All forms of all_reduce and reduce_scatter compress sums and means of at least ``min_bytes`` of floating-point
     elements. Other collectives do not compress.
@@ -38,8 +38,8 @@ class Options:
 
     Examples
     --------
-    >>> compcoll.torch.Options(codec="zfp", rate=8).codec
-    ZFP(rate=8.0)
+    >>> compcoll.torch.Options(codec="minmax:bits=4").codec
+    MinMax(bits=4, block=2048)
     """
 
     def __init__(
@@ -59,9 +59,8 @@ class Options:
 
     @classmethod
     def from_environment(cls) -> Options:
-        """Make the options that COMPCOLL_CODEC, COMPCOLL_RATE and COMPCOLL_ALGORITHM define."""
-        name, options = config.codec()
-        return cls(name, algorithm=config.algorithm() or choose.AUTO, **options)
+        """Make the options that COMPCOLL_CODEC and COMPCOLL_ALGORITHM define."""
+        return cls(config.codec(), algorithm=config.algorithm() or choose.AUTO)
 
     @classmethod
     def given(cls, pg_options: object) -> Options:

@@ -216,7 +216,7 @@ class GatheredState:
 
     Examples
     --------
-    >>> compression = compcoll.torch.compress(DistributedDataParallel(nn.Linear(64, 64)), codec="zfp", rate=8)
+    >>> compression = compcoll.torch.compress(DistributedDataParallel(nn.Linear(64, 64)))
     >>> state = compcoll.torch.GatheredState(compression).state_dict()  # whole on rank 0
     >>> compcoll.torch.GatheredState(compression).load_state_dict(state)
     """

@@ -22,7 +22,6 @@ from compcoll.torch.optimizers.adam import CompressedAdam
 from compcoll.torch.optimizers.diloco import DiLoCo
 from compcoll.torch.training_stats import TrainingStats
 from osu_like_bench import UsageError
-from osu_like_bench.ddp import codec_of
 from osu_like_bench.report import Column, Progress, Table
 from osu_like_bench.training.processes import Place
 
@@ -321,7 +320,7 @@ def compressed_adam(
         "weight_decay": task.decay,
         "codec": "onebit" if codec is None else codec,
         "algorithm": arguments.algorithm,
-        "gradient_codec": None if arguments.gradient_codec is None else codec_of(arguments.gradient_codec),
+        "gradient_codec": arguments.gradient_codec,
     }
     if arguments.optimizer == "onebit-adam":
         return compcoll.torch.OneBitAdam(model, task.rate, warmup=exact_steps, **options)

@@ -127,6 +127,47 @@ def test_command_lines_make_every_codec(name: str, data: st.DataObject) -> None:
         flag = {"dtype": "--codec-dtype", "seed": "--codec-seed"}.get(one.name, "--" + one.name)
         words += [flag] if value is True else [flag, str(value)]
     assert arguments.chosen_codec(parser.parse_args(words)) == example
+    text = ",".join(f"{one.name}={getattr(example, one.name)}" for one in fields(example))  # type: ignore[arg-type]
+    assert arguments.chosen_codec(parser.parse_args(["--codec", f"{name}:{text}" if text else name])) == example
+
+
+@given(st.sampled_from(EVERY), st.data())
+def test_texts_make_every_codec(codec: Codec, data: st.DataObject) -> None:
+    """Whichever of its options stand behind the name; the others are arguments."""
+    options = {one.name: getattr(codec, one.name) for one in fields(codec)}  # type: ignore[arg-type]
+    written = data.draw(st.lists(st.sampled_from(sorted(options)), unique=True)) if options else []
+    text = ",".join(f"{name}={options.pop(name)}" for name in written)
+    text = f"{codec.name}:{text}" if written else codec.name
+    assert compcoll.get_codec(text, **options) == codec == registry.as_codec(text, options)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("minmax:bits=many", {}, "minmax: bits='many' must be an integer from 1 to 8"),
+        ("minmax:bits=4.0", {}, "minmax: bits='4.0' must be an integer from 1 to 8"),
+        ("minmax:bits=9,block=64", {}, "minmax: bits=9 must be an integer from 1 to 8"),
+        ("zfp:rate=fast", {}, "zfp: rate='fast' must be above 2 and at most 64"),
+        ("zfp:lossless=maybe", {}, "zfp: lossless='maybe' must be True or False"),
+        ("qsgd:norm=l1", {}, 'qsgd: norm=\'l1\' is neither "l2" nor "max"'),
+        (
+            "zfp:rte=8",
+            {},
+            "codec 'zfp' has no option 'rte' (did you mean 'rate'?): it takes lossless, precision, rate,",
+        ),
+        ("zfp:rate", {}, "codec='zfp:rate': 'rate' is not option=value: write NAME:option=value,option=value"),
+        ("zfp:", {}, "codec='zfp:': '' is not option=value"),
+        ("zfp:rate=8,", {}, "codec='zfp:rate=8,': '' is not option=value"),
+        ("zfp:rate=8,rate=9", {}, "codec='zfp:rate=8,rate=9': rate is given twice"),
+        ("zfp:rate=8", {"rate": 8}, "codec='zfp:rate=8' and rate=8: rate is given twice"),
+        ("zpf:rate=8", {}, "unknown codec 'zpf' (did you mean 'zfp'?)"),
+        ("", {}, "unknown codec ''"),
+    ],
+)
+def test_texts_that_make_no_codec(text: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.InvalidArgument) as raised:
+        compcoll.get_codec(text, **options)
+    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +175,8 @@ def test_command_lines_make_every_codec(name: str, data: st.DataObject) -> None:
     [
         ("--rate 8", "--rate without a codec: give --codec cast, "),
         ("--codec none --codec-seed 1", "--codec-seed without a codec"),
-        ("--codec minmax --bits many", "minmax: bits='many' must be an integer"),
+        ("--codec minmax --bits many", "minmax: bits='many' must be an integer from 1 to 8"),
+        ("--codec zfp:rate=8 --rate 8", "codec='zfp:rate=8,rate=8': rate is given twice"),
         ("--codec minmax --rate 8", "codec 'minmax' has no option 'rate'"),
         ("--codec zip", "unknown codec 'zip'"),
         ("--codec qsgd --norm l1", 'is neither "l2" nor "max"'),
@@ -241,6 +283,8 @@ def test_codecs_of_others_have_their_options_on_command_lines() -> None:
     assert arguments.chosen_codec(parser.parse_args(words)) == Keep(3, "fancy")
     with pytest.raises(errors.InvalidArgument, match="keep: mode='odd' is neither"):
         arguments.chosen_codec(parser.parse_args([*words[:-1], "odd"]))
+    with pytest.raises(errors.InvalidArgument, match="keep: level='high' must be of type int"):
+        compcoll.get_codec("keep:level=high")
 
 
 def test_what_is_no_codec_is_refused() -> None:

@@ -178,14 +178,29 @@ def test_code_compiles_and_knows_the_names(block: Block) -> None:
 
 def test_first_examples_print_what_they_say(tmp_path: Path, mpirun: Callable[..., Completed]) -> None:
     """All in one start of ranks."""
-    pages = ["README.md", "docs/start/mpi.md", "docs/algorithms.md"]
-    first = [next(block.text for block in blocks() if block[:2] == (page, "python")) for page in pages]
+    pages = ["README.md", "README.md", "docs/start/mpi.md", "docs/algorithms.md"]
+    code = {page: [block.text for block in blocks() if block[:2] == (page, "python")] for page in pages}
     program = tmp_path / "program.py"
-    program.write_text("\n".join(first))
-    said = mpirun(2, program, timeout=100).stdout.strip().splitlines()
+    program.write_text("\n".join(code[page].pop(0) for page in pages))
+    said = mpirun(4, program, timeout=100).stdout.strip().splitlines()
     assert len(said) == len(pages)
     for page, line in zip(pages, said, strict=True):
         assert f"`{line}`" in re.sub(r"\s+", " ", (TOP / page).read_text())
+
+
+def test_gains_in_the_readme_are_those_of_choose() -> None:
+    text = (TOP / "README.md").read_text()
+    (command,) = re.findall(r"^python -m compcoll (choose .*)", text, re.M)
+    told = {link: gain for gain, link in re.findall(r"([\d.]+)(?: times)? at (\d+) Gb/s", text)}
+    found = {}
+    for link in ("1", "10", "25", "100"):
+        words = re.sub(r"--link \S+", f"--link {link}gbit --profile defaults", command)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            compcoll_main(shlex.split(words))
+        (choice,) = re.findall(r"^choice: (.*)", said.getvalue(), re.M)
+        gain = re.search(r"([\d.]+) ×", choice)
+        found[link] = f"{float(gain[1]):.1f}" if gain else choice.partition(":")[0]
+    assert found == {**told, "100": "native"}
 
 
 def test_readme_is_short() -> None:

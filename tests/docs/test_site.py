@@ -12,8 +12,10 @@ from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
+import compcoll
 from compcoll.algorithms import ALGORITHMS
 from compcoll.codecs import ALL, registry
 
@@ -60,6 +62,21 @@ def test_every_codec_has_its_options_and_errors() -> None:
         assert all(len(row) == len(heads) and all(row) for row in own), f"codecs.md has an empty cell of {cls.name}"
         named = set(re.findall(r"`(\w+)=", " ".join(row[1] for row in own)))
         assert {one.name for one in fields(cls)} <= named, f"codecs.md lacks options of {cls.name}"
+
+
+def test_errors_of_normal_values_and_waves_are_true() -> None:
+    n = 4_000_000
+    values = [np.random.default_rng(0).standard_normal(n, dtype=np.float32)]
+    values += [np.sin(np.linspace(0, 2 * np.pi * periods, n)).astype(np.float32) for periods in (100, 10_000)]
+    rows = rows_of("codecs.md", "codec").values()
+    assert len(rows) > 5
+    for row in rows:
+        codec, ratio, *expected = (cell.strip(" `") for cell in row.split("|")[1:-1])
+        wires = [compcoll.encode(x, codec) for x in values]
+        results = [compcoll.decode(wire, n, np.float32, codec) for wire in wires]
+        found = [np.linalg.norm(y - x) / np.linalg.norm(x) for x, y in zip(values, results, strict=True)]
+        assert [f"{error:.1e}" for error in found] == expected, row
+        assert f"{4 * n / wires[0].nbytes:.2f}" == ratio, row
 
 
 def rows_of(page: str, heading: str) -> dict[str, str]:

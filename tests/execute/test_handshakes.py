@@ -235,7 +235,12 @@ def test_tolerances_of_codec_auto() -> None:
     for bad in (-1e-9, math.inf, math.nan, "0.1", None):
         with pytest.raises(InvalidArgument, match="must be a finite number, 0 or more"):
             named_codec("auto", {"tolerance": bad})
-    assert named_codec("minmax", {"bits": 4}) == (MinMax(4), None)
+    assert named_codec("auto:tolerance=1e-2", {}) == (None, 0.01)
+    with pytest.raises(InvalidArgument, match="auto: tolerance='low' must be a finite number, 0 or more"):
+        named_codec("auto:tolerance=low", {})
+    with pytest.raises(InvalidArgument, match="tolerance is given twice"):
+        named_codec("auto:tolerance=1e-2", {"tolerance": 1e-2})
+    assert named_codec("minmax", {"bits": 4}) == named_codec("minmax:bits=4", {}) == (MinMax(4), None)
 
 
 def test_feedback_is_refused_where_it_would_not_converge() -> None:

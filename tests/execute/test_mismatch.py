@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from compcoll import Communicator, Request
+from compcoll import ZFP, Communicator, Request
 from compcoll.errors import CollectiveMismatch, CommunicatorBroken, CompcollError, WireCorrupted
 from compcoll.execute.handshake import Handshake
 from compcoll.pending import Pending, Steps
@@ -129,6 +129,27 @@ def test_arguments(collective: str, seed: int | None, count: Callable[[str], Non
             check_told(world.errors([first, second, first]), collective, collective)
             count("arguments that differed, named on every rank")
     assert world.errors([usual] * 3) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        [{"codec": "zfp:rate=8"}, {"codec": "zfp", "rate": 8}, {"codec": ZFP(rate=8)}, {"codec": "zfp:rate=8.0"}],
+        [{"codec": "auto:tolerance=1e-2"}, {"codec": "auto", "tolerance": 1e-2}],
+    ],
+)
+def test_the_same_codec_in_other_words(ways: list[dict[str, Any]]) -> None:
+    """Ranks may give it in any of these ways: their plans have one signature."""
+    inputs = normals(len(ways), 1 << 16)
+    world = World(len(ways), ranks_per_node=1)
+    pairs = list(zip(world.comms, inputs, ways, strict=True))
+    signatures = {comm.explain(x, **way).signature.extremes for comm, x, way in pairs}
+    results = world.loopback.run([comm.iallreduce(x, **way) for comm, x, way in pairs])
+    assert len(signatures) == 1
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+    held = World(len(ways), ranks_per_node=1, **ways[0])
+    np.testing.assert_array_equal(held.allreduce(inputs), results)
 
 
 def test_another_order(count: Callable[[str], None]) -> None:

@@ -359,7 +359,10 @@ def test_explain(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     assert main(["explain", "--bytes", "64K", "--codec", "auto", "--tolerance", "1e-9", "-p", "4"]) == 0
     assert "choice: native: no codec keeps the error within 1e-09" in capsys.readouterr().out
     assert main(["explain", "--bytes", "64M", "--codec", "auto", "--tolerance", "0.02", "-p", "4"]) == 0
-    assert "<- auto" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "<- auto" in said
+    assert main(["explain", "--bytes", "64M", "--codec", "auto:tolerance=0.02", "-p", "4"]) == 0
+    assert capsys.readouterr().out == said
     path = profile.save(STORED, home / "x.json")
     assert main(["explain", "--bytes", "1M", "-p", "4", "--profile", str(path)]) == 0
     assert "2 nodes of 2" in capsys.readouterr().out
@@ -374,7 +377,7 @@ def test_explain(capsys: pytest.CaptureFixture[str], home: Path) -> None:
         ("--bytes 1M -p 4 --codec zpf", "unknown codec 'zpf'"),
         ("--bytes 1M -p 4 --codec zfp --rate 99", "rate=99"),
         ("--bytes 1M -p 4 --codec zfp --rate -8", "rate=-8"),
-        ("--bytes 1M -p 4 --codec auto", "--codec auto goes with --tolerance"),
+        ("--bytes 1M -p 4 --codec auto", "needs tolerance=, the relative error"),
         ("--bytes 1M -p 4 --profile /nonexistent/p.json", "p.json cannot be read"),
     ],
 )

@@ -46,5 +46,7 @@ def test_what_does_not_go_with_an_optimizer_is_told_once(monkeypatch: pytest.Mon
         advice._warned.clear()
         advice.advise(get_codec("onebit"), torch.optim.SGD(parameters, 0.1, momentum=0.5))
         advice.advise(None, adam)
+        for momentum in (0, 0.9):
+            advice.advise(get_codec("int8"), torch.optim.SGD(parameters, 0.1, momentum=momentum))
     with pytest.raises(InvalidArgument, match="optimizer=3"):
         advice.advise(None, 3)  # type: ignore[arg-type]

@@ -149,8 +149,9 @@ def recipe(framework: str) -> str:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (block,) = [block for block in blocks if re.search(rf"^(from|import) {framework}\b", block, re.MULTILINE)]
     begin = 'dist.init_process_group("compcoll")'
+    (compress,) = re.findall(r"compress\(.*?\)", block)
     for told, here in [
-        ('codec="zfp", rate=8', CODEC),
+        (compress, f"{compress[:-1]}, {CODEC})"),
         (begin, f"{FORGET}if not dist.is_initialized():\n    {begin}"),
         *CHANGES[framework],
     ]:

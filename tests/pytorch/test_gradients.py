@@ -233,7 +233,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (["--task", "text", "--dgc", "0.01", "--algorithm", "sparse_ring"], "AdamW"),
         (["--low-rank", "acpsgd", "--rank", "0"], "rank=0"),
         (["--gradient-codec", "qsgd"], "--gradient-codec goes with --optimizer onebit-adam"),
-        (["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits"], "name=value"),
+        (["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits"], "option=value"),
     ],
 )
 @pytest.mark.usefixtures("alone")

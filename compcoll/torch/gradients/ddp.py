@@ -63,7 +63,7 @@ class GradientCompression:
     Examples
     --------
     >>> model = DistributedDataParallel(nn.Linear(64, 64))
-    >>> compression = compcoll.torch.compress(model, codec="zfp", rate=8)
+    >>> compression = compcoll.torch.compress(model)
     >>> model(torch.ones(1, 64)).sum().backward()
     >>> compression.stats.raw_nbytes  # of weights and biases
     16640

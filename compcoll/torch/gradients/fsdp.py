@@ -426,7 +426,7 @@ class ShardCompression:
     Examples
     --------
     >>> model = fully_shard(nn.Linear(64, 64))  # of torch.distributed.fsdp
-    >>> compression = compcoll.torch.compress(model, codec="zfp", rate=8)
+    >>> compression = compcoll.torch.compress(model)
     >>> model(torch.ones(1, 64)).sum().backward()
     """
 

@@ -36,7 +36,7 @@ def all_reduce(
     group: Group = None,
     async_op: bool = False,
     *,
-    codec: str | Codec = "zfp",
+    codec: str | Codec = "int8",
     algorithm: str = choose.AUTO,
     feedback: ErrorFeedback | None = None,
     **codec_options: Any,
@@ -81,7 +81,7 @@ def all_reduce(
     Examples
     --------
     >>> tensor = torch.ones(1024)
-    >>> compcoll.torch.all_reduce(tensor, op="avg", codec="zfp", rate=8)
+    >>> compcoll.torch.all_reduce(tensor, op="avg", codec="int8")
     >>> bool((tensor == 1).all())
     True
     """
@@ -107,7 +107,7 @@ def all_reduce_coalesced(
     group: Group = None,
     async_op: bool = False,
     *,
-    codec: str | Codec = "zfp",
+    codec: str | Codec = "int8",
     algorithm: str = choose.AUTO,
     feedback: ErrorFeedback | None = None,
     **codec_options: Any,
@@ -117,7 +117,7 @@ def all_reduce_coalesced(
     Examples
     --------
     >>> tensors = [torch.ones(1024), torch.ones(64, 64)]
-    >>> compcoll.torch.all_reduce_coalesced(tensors, op="avg", codec="zfp", rate=8)
+    >>> compcoll.torch.all_reduce_coalesced(tensors, op="avg", codec="int8")
     >>> bool((tensors[1] == 1).all())
     True
     """
@@ -222,7 +222,7 @@ def reduce_scatter_tensor(
     group: Group = None,
     async_op: bool = False,
     *,
-    codec: str | Codec = "zfp",
+    codec: str | Codec = "int8",
     algorithm: str = choose.AUTO,
     feedback: ErrorFeedback | None = None,
     **codec_options: Any,
@@ -238,7 +238,7 @@ def reduce_scatter_tensor(
     --------
     >>> ranks = dist.get_world_size()
     >>> part = torch.empty(1024)
-    >>> compcoll.torch.reduce_scatter_tensor(part, torch.ones(1024 * ranks), op="avg", codec="zfp", rate=8)
+    >>> compcoll.torch.reduce_scatter_tensor(part, torch.ones(1024 * ranks), op="avg", codec="int8")
     >>> bool((part == 1).all())
     True
     """
@@ -272,7 +272,7 @@ def all_gather_into_tensor(
     group: Group = None,
     async_op: bool = False,
     *,
-    codec: str | Codec = "zfp",
+    codec: str | Codec = "int8",
     algorithm: str = choose.AUTO,
     **codec_options: Any,
 ) -> Work | None:
@@ -289,7 +289,7 @@ def all_gather_into_tensor(
     --------
     >>> ranks = dist.get_world_size()
     >>> whole = torch.empty(1024 * ranks)
-    >>> compcoll.torch.all_gather_into_tensor(whole, torch.ones(1024), codec="zfp", rate=8)
+    >>> compcoll.torch.all_gather_into_tensor(whole, torch.ones(1024), codec="int8")
     >>> bool((whole == 1).all())
     True
     """

@@ -43,7 +43,7 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
     *,
-    codec: str | Codec = "zfp",
+    codec: str | Codec = "int8",
     **codec_options: Any,
 ) -> Followed | None:
     """Send some rows of a tensor to each rank, compressed: equal shares, or as many as the split sizes say.
@@ -73,7 +73,7 @@ def all_to_all_single(
     --------
     >>> ranks = dist.get_world_size()
     >>> sent, received = torch.ones(ranks, 1024), torch.empty(ranks, 1024)
-    >>> compcoll.torch.all_to_all_single(received, sent, codec="zfp", rate=8)
+    >>> compcoll.torch.all_to_all_single(received, sent, codec="int8")
     >>> bool((received == 1).all())
     True
     """
@@ -129,7 +129,7 @@ def all_to_all_single_autograd(
     input_split_sizes: Sequence[int] | None = None,
     group: Group = None,
     *,
-    codec: str | Codec = "zfp",
+    codec: str | Codec = "int8",
     backward_codec: str | Codec | None = None,
     **codec_options: Any,
 ) -> Tensor:
@@ -218,7 +218,7 @@ def _check_alike(group: dist.ProcessGroup, call: str, rows_out: list[int], rows_
 
 @untraced
 def send(
-    tensor: Tensor, dst: int, group: Group = None, tag: int = 0, *, codec: str | Codec = "zfp", **codec_options: Any
+    tensor: Tensor, dst: int, group: Group = None, tag: int = 0, *, codec: str | Codec = "int8", **codec_options: Any
 ) -> None:
     """Send a tensor to one rank, compressed.
 
@@ -261,7 +261,7 @@ def send(
 
 @untraced
 def recv(
-    tensor: Tensor, src: int, group: Group = None, tag: int = 0, *, codec: str | Codec = "zfp", **codec_options: Any
+    tensor: Tensor, src: int, group: Group = None, tag: int = 0, *, codec: str | Codec = "int8", **codec_options: Any
 ) -> None:
     """Receive a tensor that another rank sent by `compcoll.torch.send`.
 

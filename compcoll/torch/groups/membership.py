@@ -387,7 +387,7 @@ def stats(group: Group = None) -> Stats | None:
 
     Examples
     --------
-    >>> compcoll.torch.all_reduce(torch.ones(1024), op="avg", codec="zfp", rate=8)
+    >>> compcoll.torch.all_reduce(torch.ones(1024), op="avg", codec="int8")
     >>> compcoll.torch.stats().collective
     'allreduce'
     """

@@ -101,7 +101,7 @@ def _asked(
     group: Group,
     outside: bool,
     *,
-    codec: str | Codec = "zfp",
+    codec: str | Codec = "int8",
     algorithm: str = choose.AUTO,
     feedback: ErrorFeedback | None = None,
     **options: Any,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
+from compcoll import Int8
 from compcoll.errors import CollectiveMismatch, HookTaken, InvalidArgument, UnknownAlgorithm, UnknownCodec
 from osu_like_bench.training.processes import start
 
 # Codec, and how large the relative error of a mean may be: root mean square, losses of five encodings.
 CODECS: list[tuple[dict[str, Any], float]] = [
+    ({}, 0.03),
     ({"codec": "zfp", "rate": 8}, 0.25),
     ({"codec": "zfp", "rate": 16}, 1e-3),
     ({"codec": "zfp", "tolerance": 1e-6}, 1e-2),
@@ -103,6 +106,19 @@ def check_means(comm: MPI.Intracomm) -> None:
             if comm.size > 1:
                 assert compression.stats.ratio > 1.2, (options, compression.stats)
             compression.free()
+
+
+def check_the_default(comm: MPI.Intracomm) -> None:
+    """int8 with feedback, of which `compress` does not warn under AdamW."""
+    model = wrapped(make_net())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        optimizer = torch.optim.AdamW(model.parameters())
+        compression = compcoll.torch.compress(model, algorithm="ring", optimizer=optimizer)
+    backward(model, examples(comm))
+    assert compression.codec == Int8()
+    assert comm.size == 1 or all(each.any() for each in compression.state_dict()["residuals"].values())
+    compression.free()
 
 
 def check_same_bits_after_every_step(comm: MPI.Intracomm) -> None:
@@ -311,7 +327,7 @@ def check_refusals(comm: MPI.Intracomm) -> None:
     ]
     if comm.size > 1:
         refused += [
-            (CollectiveMismatch, "ZFP", lambda: compcoll.torch.compress(model, "zfp", rate=12 if odd else 8)),
+            (CollectiveMismatch, "ZFP", lambda: compcoll.torch.compress(model, f"zfp:rate={12 if odd else 8}")),
             (CollectiveMismatch, "head", lambda: compcoll.torch.compress(model, exclude=["head.*"] if odd else [])),
             (CollectiveMismatch, "feedback", lambda: compcoll.torch.compress(model, feedback=odd)),
         ]

@@ -65,7 +65,7 @@ def check_gradients(comm: MPI.Intracomm) -> None:
 def check_parameters_on_the_way(comm: MPI.Intracomm) -> None:
     net, x = make_net(), examples(comm)
     model = sharded(net)
-    compression = compcoll.torch.compress(model, None, param_codec=Cast("bfloat16"), algorithm="ring")
+    compression = compcoll.torch.compress(model, None, param_codec="cast:dtype=bfloat16", algorithm="ring")
     rounded = copy.deepcopy(net)
     with torch.no_grad():
         for name, parameter in rounded.named_parameters():

@@ -124,12 +124,13 @@ def check_groups_operations_and_objects_in_a_graph() -> None:
         *({"op": op} for op in ("mean", dist.ReduceOp.SUM, dist.ReduceOp.AVG)),
         {"codec": codec},
         {"codec": "int8", "block": 64},
+        {"codec": "minmax:bits=4,block=64"},
     ]
 
     def step(x: torch.Tensor, given: Any, bits: int) -> list[torch.Tensor]:
         found = [x * (2 + number) for number in range(len(calls) + 2)]
         for one, call in zip(found, calls, strict=False):
-            compcoll.torch.all_reduce(one, **{"codec": "int8", "algorithm": "direct", **call})
+            compcoll.torch.all_reduce(one, **{"algorithm": "direct", **call})
         compcoll.torch.all_reduce(found[-2], codec=given, algorithm="direct")
         compcoll.torch.all_reduce(found[-1], codec=Int8(block=96), algorithm="direct")
         compcoll.torch.all_reduce(found[-1], codec="minmax", bits=bits, algorithm="direct")

@@ -50,7 +50,7 @@ def check_groups_that_are_made_anew() -> None:
         compcoll.torch.all_reduce(tensor, codec="zfp", rate=8, algorithm="ring")
         assert tensor[0] == dist.get_world_size()
     dist.destroy_process_group()
-    os.environ["COMPCOLL_CODEC"], os.environ["COMPCOLL_RATE"] = "zfp", "8"
+    os.environ["COMPCOLL_CODEC"] = "zfp:rate=8"
     os.environ["MASTER_PORT"] = os.environ["OTHER_PORTS"].split(",")[2]
     dist.init_process_group("compcoll", timeout=timedelta(seconds=60))
     tensor = torch.full((1 << 18,), 1.0)
