@@ -22,7 +22,7 @@ from ..kernels._host import Gathered
 from ..pending import Steps
 from .accuracy import candidates, relative_error
 from .call import SUMS, Call, Setting
-from .cost import WireFormat, predict
+from .cost import WireFormat, predict, raw
 from .gpu_profiles import COPY_PER_BYTE
 from .wire_formats import segment_nbytes, wire_format
 
@@ -261,10 +261,22 @@ def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool 
             seconds = predict(profile, call.collective, algorithm, nbytes, setting.world, way, length)
             if setting.gpus and not setting.streamed and algorithm in ON_THE_HOST:
                 seconds += 2 * nbytes * COPY_PER_BYTE
+            if codec is not None and codec.additive:
+                seconds += _numbers_seconds(codec, way, call, setting)
             if algorithm == NATIVE and known.slowed:
                 seconds *= _UNBLOCKED
             found.append(Option(algorithm, codec, seconds, _error(algorithm, codec, call, setting), refused))
     return found
+
+
+def _numbers_seconds(codec: Codec, way: WireFormat, call: Call, setting: Setting) -> float:
+    """Predict the seconds to agree on an additive codec's scales, and to make and read its numbers.
+
+    Each of these runs over the whole buffer before or after the sum, so that nothing overlaps.
+    """
+    speed, scales = setting.profile.speed(way.codec, way.bits), max(call.n // codec.block, 1)
+    agree = predict(setting.profile, "allreduce", "recursive_doubling", 4 * scales, setting.world, raw())
+    return agree + call.nbytes * (1 / speed.encode + 1 / speed.decode)
 
 
 def segment(codec: Codec | None, ratio: float, call: Call, setting: Setting) -> int:
@@ -321,13 +333,21 @@ def _refused(
     return ""
 
 
-def best(found: Sequence[Option]) -> Option:
+def best(found: Sequence[Option], *, tolerant: bool = False) -> Option:
     """Return the best of the options that may be chosen.
 
     Among options about as fast as the fastest, the smallest error decides. If that option compresses, others with its
     codec may take up to `MORE_TIME` times as long as the fastest, and the fastest of those is chosen whose error is at
     most `MORE_ERROR` times their smallest. MPI's own or an uncompressed algorithm of `RESTRICTED` is preferred to that
     option, unless it is clearly faster.
+
+    Parameters
+    ----------
+    found : sequence of Option
+        The options.
+    tolerant : bool
+        Whether the errors of all options that may be chosen are within a tolerance that the caller gave, so that only
+        time counts.
 
     Raises
     ------
@@ -342,7 +362,7 @@ def best(found: Sequence[Option]) -> Option:
         (option for option in allowed if ABOUT * option.seconds <= least),
         key=lambda option: (_error_of(option), option.seconds),
     )
-    if first.codec is not None:
+    if first.codec is not None and not tolerant:
         near = [option for option in allowed if option.codec == first.codec and option.seconds <= MORE_TIME * least]
         smallest = min(map(_error_of, near))
         if _error_of(first) > MORE_ERROR * smallest:
@@ -359,4 +379,5 @@ def _error_of(option: Option) -> float:
 
 def chosen(call: Call, setting: Setting, *, blocks: bool = True) -> Option:
     """Return the best of a call's options. The parameters are those of `options`."""
-    return best(options(call, setting, blocks=blocks, allowed=True) or options(call, setting, blocks=blocks))
+    found = options(call, setting, blocks=blocks, allowed=True) or options(call, setting, blocks=blocks)
+    return best(found, tolerant=call.tolerance is not None)

@@ -15,7 +15,7 @@ from fakes.loopback import World as LoopbackWorld
 from fakes.loopback import exact_sum, normals
 from promises import FIXED, FLAT, one_of_each
 
-from compcoll import FP8, QSGD, ZFP, Cast, Codec, MinMax, OneBit, Sign
+from compcoll import FP8, QSGD, ZFP, Cast, Codec, IntSum, MinMax, OneBit, Sign
 from compcoll.__main__ import main
 from compcoll.errors import InvalidArgument, ProfileError
 from compcoll.host.device import HostDevice
@@ -62,10 +62,21 @@ def test_votes_cost_what_is_sent_of_them(p: int, fields: int) -> None:
     seconds = {option.algorithm: option.seconds for option in options if option.codec is not None}
     bits = p - 1 if p <= 15 else 2 * (p - 1) / p * fields
     for algorithm in ("ring", "direct"):
-        assert seconds[algorithm] == pytest.approx(bits / 32 * n * 1e-9, rel=1e-3)
+        # A number for each 2048 values is agreed on before.
+        assert seconds[algorithm] == pytest.approx(bits / 32 * n * 1e-9, rel=2e-2)
     if p & (p - 1) == 0:
         levels = p.bit_length() - 1
-        assert seconds["recursive_doubling"] == pytest.approx(levels * fields / 32 * n * 1e-9, rel=1e-3)
+        assert seconds["recursive_doubling"] == pytest.approx(levels * fields / 32 * n * 1e-9, rel=2e-2)
+
+
+def test_making_numbers_to_add_overlaps_with_nothing() -> None:
+    n, p = 64 << 20, 4
+    slow = replace(FREE, speeds=(*FREE.speeds, Speed("intsum", 16, 1e9, 2e9, 1e15, 1e15)))
+    call = Call("allreduce", n // 4, "float32", 4, "sum", IntSum(16), "ring")
+    found = choose.options(call, Setting(World(p), DEVICE, slow, library="", shared=False))
+    (seconds,) = [option.seconds for option in found if not option.refused and option.codec is not None]
+    bytes_and_passes = (2 * (p - 1) / p / 2 * 1e-9 + 1e-9 + 0.5e-9) * n
+    assert bytes_and_passes < seconds < 1.1 * bytes_and_passes
 
 
 def test_recursive_doubling_sends_everything_at_each_level() -> None:
