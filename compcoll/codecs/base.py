@@ -193,6 +193,8 @@ class Codec(ABC):
         Whether `allreduce` adds wires without decoding them.
     stochastic : bool
         Whether the codec rounds at random, without bias.
+    signs : bool
+        Whether wires hold signs instead of magnitudes, so that the error is large by design.
     conserves : str
         ``"exact"`` if, with its usual feedback, results and residuals add up to the sum of all inputs; else ``"none"``.
 
@@ -210,6 +212,7 @@ class Codec(ABC):
     fixed_size: bool = True
     additive: bool = False
     stochastic: bool = False
+    signs: bool = False
     conserves: str = "exact"
 
     __post_init__ = check_options
