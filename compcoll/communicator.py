@@ -11,6 +11,7 @@ from . import config
 from .codecs.base import Codec
 from .deprecated import renamed_attribute, warn
 from .errors import CommunicatorBroken, CompcollError, InvalidArgument
+from .execute import observation
 from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, driven, named_codec, store_account
 from .execute.engine import Engine, Request, under_way
 from .execute.failure_detector import FailureDetector
@@ -18,7 +19,6 @@ from .execute.failures import as_failure
 from .execute.gpu import DeviceCollectives
 from .execute.handshake import Handshake
 from .execute.host import Checked, Collectives
-from .execute.observation import in_profiles, is_watched, log_end, log_first_call, name_of, set_up
 from .execute.persistent import PersistentRequest
 from .execute.planned_steps import Ranks
 from .execute.programs import Programs
@@ -138,7 +138,7 @@ class Communicator:
         if not isinstance(checksum, bool):
             raise InvalidArgument(f"checksum={checksum!r}: True or False is needed")
         seconds, self._debug = config.timeout(timeout), config.debug()
-        set_up()
+        observation.set_up()
         own_codec, tolerance = named_codec(codec, codec_options)
         device = HostDevice(config.threads(cores))
         profile = profile_for(transport, device.name)
@@ -180,6 +180,7 @@ class Communicator:
         self._sequence_number = 0
         self._last: Stats | tuple[str, CompiledPlan, Operation, int, float] | None = None
         self._logged: Stats | None = None
+        self._shown = False
         self._known: dict[tuple[Any, ...], tuple[CompiledPlan, tuple[int, ...]]] = {}
 
     @property
@@ -494,17 +495,10 @@ class Communicator:
             seen, memory = self._seen(collective, x, out)
             result = self.call(collective, seen, param, memory, feedback, asked)
             return like(result, x) if out is None else out
+        if observation.watch._is_profiler_enabled and not self._shown:
+            return self._show(collective, x, param, out, feedback, asked)
         started = perf_counter()
         plan, buffers = self._check(collective, x, param, out, feedback, asked)
-        if is_watched():
-            with in_profiles(self._name(plan, buffers)):
-                result = self._run(collective, plan, buffers, started)
-            self._log(self.stats)
-            return result
-        return self._run(collective, plan, buffers, started)
-
-    def _run(self, collective: str, plan: CompiledPlan, buffers: Buffers, started: float) -> Any:
-        """Run a collective whose arguments were checked; ``started`` is the time of the call."""
         spins, sleeps = self._engine.alone
         if plan.timeout is not None:
             sleeps = min(sleeps, sleeps_within(plan.timeout))
@@ -586,24 +580,36 @@ class Communicator:
         self, collective: str, plan: CompiledPlan, buffers: Buffers, persistent: PersistentRequest | None = None
     ) -> Request:
         """Start a collective as `_begin` does, and show its start, and later its wait, in profiles."""
-        if not is_watched():
+        if not observation.watch._is_profiler_enabled:
             return self._begin(collective, plan, buffers, persistent)
         name = self._name(plan, buffers)
-        with in_profiles(f"{name} start"):
+        with observation.in_profiles(f"{name} start"):
             request = self._begin(collective, plan, buffers, persistent)
         request.range_name = name
         return request
 
+    def _show(self, *given: Any) -> Any:
+        """Run a blocking collective, and show it in profiles and in the log. Its arguments are those of `call`."""
+        name = self._name(*self._check(*given))
+        self._shown = True
+        try:
+            with observation.in_profiles(name):
+                result = self.call(*given)
+        finally:
+            self._shown = False
+        self._log(self.stats)
+        return result
+
     def _name(self, plan: CompiledPlan, buffers: Buffers) -> str:
         """Return the name of a collective in profiles."""
         collectives = self._collectives if buffers.order is None or self._gpu is None else self._gpu
-        return name_of(collectives.running(plan), buffers.x.nbytes)
+        return observation.name_of(collectives.running(plan), buffers.x.nbytes)
 
     def _log(self, stats: Stats | None) -> None:
         """Log the end of a collective, once. A blocking call may have run as a request, which logs it, too."""
         if stats is not None and stats is not self._logged:
             self._logged = stats
-            log_end(self.rank, stats)
+            observation.log_end(self.rank, stats)
 
     def _begin(
         self, collective: str, plan: CompiledPlan, buffers: Buffers, persistent: PersistentRequest | None = None
@@ -737,8 +743,7 @@ class Communicator:
                     return plan, buffers if feedback is None else self._collectives.fed_back(plan, buffers, feedback)
             collectives = self._collectives if key is not None or not gpu_memory(x) else self._on_gpu(x)
             plan, buffers = collectives.check(collective, x, param, out, feedback, asked)
-            if self.rank == 0:
-                log_first_call(plan, collectives.running, feedback=feedback is not None)
+            observation.log_first_call(self.rank, plan, collectives.running, feedback=feedback is not None)
             if key is not None and buffers.x.dtype is x.dtype and _can_be_known(plan.plan, buffers):
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()

@@ -7,6 +7,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
 
 from .. import config
 from ..errors import AccuracyWarning
@@ -19,9 +21,17 @@ from ..stats import Stats
 from .compiled_plan import CompiledPlan
 
 _log = logging.getLogger("compcoll")
-_is_enabled, _loaded = _log.isEnabledFor, sys.modules.get  # looked up here, since each call uses them
-_DEBUG, _PROFILER = logging.DEBUG, "torch.autograd.profiler"
+_PROFILER, _FLAG = "torch.autograd.profiler", "_is_profiler_enabled"
 _nvtx = False
+
+# Modules, since their attributes are read fastest. Each call reads the flag, so `watch` is looked up seldom.
+_never, _always = ModuleType("never"), ModuleType("always")
+setattr(_never, _FLAG, False)
+setattr(_always, _FLAG, True)
+watch: Any = _never
+"""Its ``_is_profiler_enabled`` tells whether to show a call: true if calls are logged at DEBUG or NVTX ranges; else
+PyTorch's own, if PyTorch is loaded.
+"""
 
 
 def set_up() -> None:
@@ -35,20 +45,24 @@ def set_up() -> None:
             handler = logging.StreamHandler()
             handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
             _log.addHandler(handler)
+    refresh()
 
 
-def is_watched() -> bool:
-    """Return whether to show each call: in the log at DEBUG, in PyTorch's profiler, or as an NVTX range."""
-    profiler = _loaded(_PROFILER)
-    return _is_enabled(_DEBUG) or _nvtx or (profiler is not None and profiler._is_profiler_enabled)
+def refresh() -> None:
+    """Look up the level of the logger, and whether PyTorch is loaded."""
+    global watch
+    module = sys.modules.get(_PROFILER)
+    watch = module if hasattr(module, _FLAG) else _never
+    if _nvtx or _log.isEnabledFor(logging.DEBUG):
+        watch = _always
 
 
 @contextmanager
 def in_profiles(name: str) -> Iterator[None]:
     """Show a block as a range in PyTorch's profiler if it runs, and as an NVTX range if COMPCOLL_NVTX is set."""
-    profiler = _loaded(_PROFILER)
+    profiler = sys.modules.get(_PROFILER)
     with ExitStack() as ranges:
-        if profiler is not None and profiler._is_profiler_enabled:
+        if profiler is not None and getattr(profiler, _FLAG, False):
             ranges.enter_context(profiler.record_function(name))
         if _nvtx:
             ranges.enter_context(nvtx_range(name))
@@ -61,11 +75,15 @@ def name_of(plan: Plan, nbytes: int) -> str:
     return " ".join([f"compcoll::{plan.call.collective}", *codec, plan.algorithm, size(nbytes)])
 
 
-def log_first_call(compiled: CompiledPlan, running: Callable[[CompiledPlan], Plan], *, feedback: bool) -> None:
+def log_first_call(
+    rank: int, compiled: CompiledPlan, running: Callable[[CompiledPlan], Plan], *, feedback: bool
+) -> None:
     """Log what a plan does at its first call, and warn at the first one without feedback if its result loses much.
 
     Parameters
     ----------
+    rank : int
+        This rank. Only rank 0 logs and warns.
     compiled : CompiledPlan
         Remembers its first calls.
     running : callable
@@ -73,9 +91,12 @@ def log_first_call(compiled: CompiledPlan, running: Callable[[CompiledPlan], Pla
     feedback : bool
         Whether this call has feedback.
     """
+    refresh()
+    if rank != 0:
+        return
     if not compiled.logged:
         compiled.logged = True
-        if _is_enabled(logging.INFO):
+        if _log.isEnabledFor(logging.INFO):
             _log.info("%s", running(compiled).summary)
     if not (feedback or compiled.checked):
         compiled.checked = True
@@ -87,7 +108,7 @@ def log_first_call(compiled: CompiledPlan, running: Callable[[CompiledPlan], Pla
 
 def log_end(rank: int, stats: Stats) -> None:
     """Log the statistics of a call that has ended."""
-    if _is_enabled(_DEBUG):
+    if _log.isEnabledFor(logging.DEBUG):
         codec = "" if stats.codec is None else f" with {stats.codec}"
         sent = "unknown" if stats.wire_nbytes < 0 else size(stats.wire_nbytes)
         _log.debug(

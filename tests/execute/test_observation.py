@@ -140,9 +140,7 @@ def test_a_line_of_each_rank_for_each_call(log: Log) -> None:
             request.start().wait()
         comm.allreduce(X, codec="topk", algorithm="sparse_ring")  # runs as a request
 
-    comms = world(2)
-    on_ranks(comms, lambda comm: comm.allreduce(X, **FINE))  # the first calls, which are logged otherwise, too
-    lines = log(logging.DEBUG)
+    lines, comms = log(logging.DEBUG), world(2)
     on_ranks(comms, ended)
     for comm in comms:
         own = [line for line in lines() if line.startswith(f"rank {comm.rank}: ")]
@@ -202,19 +200,21 @@ def test_a_range_ends_with_an_error(profiler: list[str]) -> None:
 
 
 def test_no_ranges_without_a_profiler(profiler: list[str]) -> None:
+    comms = World(2)
     sys.modules["torch.autograd.profiler"]._is_profiler_enabled = False  # type: ignore[attr-defined]
-    assert not observation.is_watched()
-    World(2).allreduce([X, X], **FINE)
+    assert not observation.watch._is_profiler_enabled
+    comms.allreduce([X, X], **FINE)
     assert profiler == []
 
 
 def test_the_flag_of_pytorch() -> None:
     """That it is there, and what a profile of PyTorch's shows."""
     torch = pytest.importorskip("torch", "2.13")
+    comms = World(2)
     with torch.profiler.profile() as profile:
-        assert observation.is_watched()
-        World(2).allreduce([X, X], **FINE)
-    assert not observation.is_watched()
+        assert observation.watch._is_profiler_enabled
+        comms.allreduce([X, X], **FINE)
+    assert not observation.watch._is_profiler_enabled
     assert {f"{NAME} start"} <= {event.key for event in profile.key_averages()}
 
 
