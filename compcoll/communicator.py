@@ -54,7 +54,7 @@ class Communicator:
 
     The methods take the same arguments as the functions of the same name in `compcoll`, without ``comm``. ``codec=``
     and ``algorithm=`` default to the communicator's. Methods whose name begins with an i return a `Request`. All
-    collectives take ``timeout=``, which overrides the communicator's.
+    collectives take ``timeout=``, which overrides the communicator's, and ``max_error=``: see `compcoll.allreduce`.
 
     If a rank is late, dies, or fails during a collective, every rank that is alive raises an error that says so. The
     communicator then cannot be used any more: see `shrink` and docs/reliability.md.
