@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .communicator import Communicator as Communicator
     from .encoding import decode as decode
     from .encoding import encode as encode
+    from .errors import AccuracyWarning as AccuracyWarning
     from .errors import CompcollError as CompcollError
     from .execute.engine import Request as Request
     from .execute.persistent import PersistentRequest as PersistentRequest
@@ -47,7 +48,7 @@ _HOMES = {
     "get_communicator iallreduce reduce_scatter reduce_scatter_init",
     "communicator": "Communicator",
     "encoding": "decode encode",
-    "errors": "CompcollError",
+    "errors": "AccuracyWarning CompcollError",
     "feedback": "ErrorFeedback",
     "execute.engine": "Request",
     "execute.persistent": "PersistentRequest",

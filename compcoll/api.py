@@ -115,7 +115,9 @@ def allreduce(
         Keeps the residual (what compression loses) and adds it to the next call's values.
     **codec_options
         Options of a codec given by name, such as ``rate=8``. Also ``timeout=``, the seconds without progress after
-        which the call raises `PeerTimeout`. For arrays on a GPU also ``stream=``, by default the current stream.
+        which the call raises `PeerTimeout`, and ``max_error=``, the largest relative error that the result may have by
+        estimate: if it is larger or unknown, all ranks raise `InvalidArgument` before anything is sent. For arrays on
+        a GPU also ``stream=``, by default the current stream.
 
     Returns
     -------
@@ -128,6 +130,12 @@ def allreduce(
     ------
     CompcollError
         See `compcoll.errors`. ``x`` is unchanged, unless it is also ``out`` and the error came during the reduction.
+
+    Warns
+    -----
+    AccuracyWarning
+        On rank 0, once for each kind of call without feedback and ``max_error=``, if the estimated relative error of
+        the result is above 0.1.
 
     Notes
     -----

@@ -11,6 +11,7 @@ from . import config
 from .codecs.base import Codec
 from .deprecated import renamed_attribute, warn
 from .errors import CommunicatorBroken, CompcollError, InvalidArgument
+from .execute import observation
 from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, driven, named_codec, store_account
 from .execute.engine import Engine, Request, under_way
 from .execute.failure_detector import FailureDetector
@@ -53,7 +54,7 @@ class Communicator:
 
     The methods take the same arguments as the functions of the same name in `compcoll`, without ``comm``. ``codec=``
     and ``algorithm=`` default to the communicator's. Methods whose name begins with an i return a `Request`. All
-    collectives take ``timeout=``, which overrides the communicator's.
+    collectives take ``timeout=``, which overrides the communicator's, and ``max_error=``: see `compcoll.allreduce`.
 
     If a rank is late, dies, or fails during a collective, every rank that is alive raises an error that says so. The
     communicator then cannot be used any more: see `shrink` and docs/reliability.md.
@@ -137,6 +138,7 @@ class Communicator:
         if not isinstance(checksum, bool):
             raise InvalidArgument(f"checksum={checksum!r}: True or False is needed")
         seconds, self._debug = config.timeout(timeout), config.debug()
+        observation.set_up()
         own_codec, tolerance = named_codec(codec, codec_options)
         device = HostDevice(config.threads(cores))
         profile = profile_for(transport, device.name)
@@ -177,6 +179,8 @@ class Communicator:
         self._ticket: OrderingTicket | None = None  # the last one issued; None before the first
         self._sequence_number = 0
         self._last: Stats | tuple[str, CompiledPlan, Operation, int, float] | None = None
+        self._logged: Stats | None = None
+        self._shown = False
         self._known: dict[tuple[Any, ...], tuple[CompiledPlan, tuple[int, ...]]] = {}
 
     @property
@@ -491,6 +495,8 @@ class Communicator:
             seen, memory = self._seen(collective, x, out)
             result = self.call(collective, seen, param, memory, feedback, asked)
             return like(result, x) if out is None else out
+        if observation.watch._is_profiler_enabled and not self._shown:
+            return self._show(collective, x, param, out, feedback, asked)
         started = perf_counter()
         plan, buffers = self._check(collective, x, param, out, feedback, asked)
         spins, sleeps = self._engine.alone
@@ -548,7 +554,7 @@ class Communicator:
             request = self.start(collective, seen, param, memory, feedback, asked)
             request.finish = lambda result: like(result, x) if out is None else out
             return request
-        return self._begin(collective, *self._check(collective, x, param, out, feedback, asked))
+        return self._start(collective, *self._check(collective, x, param, out, feedback, asked))
 
     def prepare(
         self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
@@ -564,11 +570,46 @@ class Communicator:
                 run = self._check(collective, memory, param, buffers.result, feedback, asked)
             elif feedback is not None:
                 run = plan, self._collectives.fed_back(plan, buffers, feedback)
-            self._begin(collective, *run, request)
+            self._start(collective, *run, request)
             if memory is not x:
                 request.finish = lambda result: like(result, x) if out is None else out
 
         return PersistentRequest(begin, _stats(collective, plan, buffers), buffers.result)
+
+    def _start(
+        self, collective: str, plan: CompiledPlan, buffers: Buffers, persistent: PersistentRequest | None = None
+    ) -> Request:
+        """Start a collective as `_begin` does, and show its start, and later its wait, in profiles."""
+        if not observation.watch._is_profiler_enabled:
+            return self._begin(collective, plan, buffers, persistent)
+        name = self._name(plan, buffers)
+        with observation.in_profiles(f"{name} start"):
+            request = self._begin(collective, plan, buffers, persistent)
+        request.range_name = name
+        return request
+
+    def _show(self, *given: Any) -> Any:
+        """Run a blocking collective, and show it in profiles and in the log. Its arguments are those of `call`."""
+        name = self._name(*self._check(*given))
+        self._shown = True
+        try:
+            with observation.in_profiles(name):
+                result = self.call(*given)
+        finally:
+            self._shown = False
+        self._log(self.stats)
+        return result
+
+    def _name(self, plan: CompiledPlan, buffers: Buffers) -> str:
+        """Return the name of a collective in profiles."""
+        collectives = self._collectives if buffers.order is None or self._gpu is None else self._gpu
+        return observation.name_of(collectives.running(plan), buffers.x.nbytes)
+
+    def _log(self, stats: Stats | None) -> None:
+        """Log the end of a collective, once. A blocking call may have run as a request, which logs it, too."""
+        if stats is not None and stats is not self._logged:
+            self._logged = stats
+            observation.log_end(self.rank, stats)
 
     def _begin(
         self, collective: str, plan: CompiledPlan, buffers: Buffers, persistent: PersistentRequest | None = None
@@ -582,6 +623,7 @@ class Communicator:
                 store_account(stats, begun[1])
                 stats.total_seconds = perf_counter() - started
                 self._last = stats
+                self._log(stats)
                 persistent.has_ended(stats, buffers.result)
                 return persistent
         signature, ticket = self._signature(plan), self._next_ticket()
@@ -602,6 +644,8 @@ class Communicator:
         def release(error: BaseException | None) -> BaseException | None:
             self._last = stats
             ticket.used = run.ended = True
+            if error is None:
+                self._log(stats)
             return error and self._ended(error, plan, buffers)
 
         request.begin(steps, stats, self._engine, release=release, timeout=plan.timeout)
@@ -688,7 +732,7 @@ class Communicator:
             key = None
             if type(x) is ndarray:
                 codec, algorithm, options = asked
-                key = (collective, x.shape, x.dtype, param, codec, algorithm, *options.items())
+                key = (collective, x.shape, x.dtype, param, feedback is None, codec, algorithm, *options.items())
                 try:
                     known = self._known.get(key)
                 except TypeError:  # unhashable: refused below
@@ -699,6 +743,7 @@ class Communicator:
                     return plan, buffers if feedback is None else self._collectives.fed_back(plan, buffers, feedback)
             collectives = self._collectives if key is not None or not gpu_memory(x) else self._on_gpu(x)
             plan, buffers = collectives.check(collective, x, param, out, feedback, asked)
+            observation.log_first_call(self.rank, plan, collectives.running, feedback=feedback is not None)
             if key is not None and buffers.x.dtype is x.dtype and _can_be_known(plan.plan, buffers):
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()

@@ -14,6 +14,7 @@ INSTRUCTION_SET = "COMPCOLL_INSTRUCTION_SET"
 SEGMENT = "COMPCOLL_SEGMENT"
 PROFILE = "COMPCOLL_PROFILE"
 DEBUG = "COMPCOLL_DEBUG"
+LOG = "COMPCOLL_LOG"
 CODEC = "COMPCOLL_CODEC"
 RATE = "COMPCOLL_RATE"
 ALGORITHM = "COMPCOLL_ALGORITHM"
@@ -70,6 +71,14 @@ def timeout_is_set() -> bool:
 def debug() -> bool:
     """Return whether to record where in the program each collective was called (COMPCOLL_DEBUG=1, default no)."""
     return bool(_switch(DEBUG))
+
+
+def log_level() -> str:
+    """Return the level from which messages are printed on stderr: INFO, DEBUG, or empty (COMPCOLL_LOG)."""
+    level = os.environ.get(LOG, "")
+    if level not in ("", "INFO", "DEBUG"):
+        raise InvalidArgument(f"{LOG}={level!r} in the environment: INFO or DEBUG is needed")
+    return level
 
 
 def threads(share: float) -> int:

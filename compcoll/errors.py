@@ -23,6 +23,9 @@
     ├── WireCorrupted (ValueError)          received bytes are not a valid message
     ├── CodecError (RuntimeError)           a user's codec breaks a rule that collectives rely on
     └── ProfileError (ValueError)           a stored profile that cannot be read, used or written
+
+    UserWarning
+    └── AccuracyWarning                     a collective whose result loses much: see docs/algorithms.md
 """
 
 from __future__ import annotations
@@ -40,6 +43,20 @@ class CompcollError(Exception):
     ... except compcoll.CompcollError as error:
     ...     print(type(error).__name__)
     InvalidArgument
+    """
+
+
+class AccuracyWarning(UserWarning):
+    """The estimated relative error of a collective's result is above 0.1, and no feedback makes up for it.
+
+    Rank 0 warns once for each kind of call. Calls with ``max_error=`` do not warn.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", compcoll.AccuracyWarning)
+    ...     total = compcoll.allreduce(np.ones(64, np.float32), codec="minmax", bits=2)
     """
 
 

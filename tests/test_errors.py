@@ -100,6 +100,14 @@ REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
     ({"op": "band"}, UnsupportedDType, r"band of float32"),
     ({"x": np.ma.masked_array(X)}, InvalidBuffer, r"MaskedArray"),
     ({"timeout": -1}, InvalidArgument, r"timeout=-1: a number of seconds"),
+    ({"max_error": 0}, InvalidArgument, r"max_error=0: a relative error is needed, a finite number above 0"),
+    ({"max_error": float("inf")}, InvalidArgument, r"max_error=inf: a relative error"),
+    ({"max_error": "1e-2", "codec": "zfp"}, InvalidArgument, r"max_error='1e-2': a relative error"),
+    (
+        {"max_error": 1e-3, "codec": "zfp", "rate": 8},
+        InvalidArgument,
+        r"^max_error=0\.001: .* on 3 ranks is 0\.0\d+: use c",
+    ),
     ({"feedback": 3, "codec": "zfp"}, InvalidArgument, r"feedback=3: a compcoll.ErrorFeedback is needed"),
 ]
 
@@ -143,6 +151,7 @@ MISMATCHES: list[tuple[str, list[dict[str, Any]]]] = [
     ("rate", [{"codec": "zfp", "rate": 8}, {"codec": "zfp", "rate": 10}]),
     ("algorithm", [{"algorithm": "ring"}, {"algorithm": "direct"}]),
     ("op", [{"op": "sum"}, {"op": "mean"}]),
+    ("max_error", [{"codec": "zfp", "max_error": 0.5}, {"codec": "zfp"}]),
 ]
 
 

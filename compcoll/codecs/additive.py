@@ -127,7 +127,7 @@ class Sign(Codec):
     block: int = option(2048, SHORT_BLOCK, "values that share a scale")
 
     name: ClassVar[str] = "sign"
-    sends_means = True
+    signs = True
     speeds = (Speed("sign", 1, 6e9, 10e9, 9e9, 5e9), Speed("sign", _VOTE_BITS, 4e9, 4e9, 15e9, 15e9))
     examples = (
         Example({}),

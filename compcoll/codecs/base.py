@@ -196,8 +196,9 @@ class Codec(ABC):
         Whether `allreduce` adds wires without decoding them.
     stochastic : bool
         Whether the codec rounds at random, without bias.
-    sends_means : bool
-        Whether values decode to the mean of values near them, so that decoded values have less variance.
+    signs : bool
+        Whether wires hold signs, which decode to means of values: the error is large by design, and decoded values have
+        less variance than the values.
     conserves : str
         ``"exact"`` if, with its usual feedback, results and residuals add up to the sum of all inputs; else ``"none"``.
 
@@ -216,7 +217,7 @@ class Codec(ABC):
     fixed_size: bool = True
     additive: bool = False
     stochastic: bool = False
-    sends_means: bool = False
+    signs: bool = False
     conserves: str = "exact"
 
     __post_init__ = check_options

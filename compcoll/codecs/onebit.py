@@ -40,7 +40,7 @@ class OneBit(Codec):
     block: int = option(2048, SHORT_BLOCK, "values that share the means")
 
     name: ClassVar[str] = "onebit"
-    sends_means = True
+    signs = True
     speeds = (Speed("onebit", 1, 6e9, 10e9, 9e9, 5e9),)
     examples = (
         Example({}, "62db5caccb24c738 453aa9b677854339 add94ff4a6c2cb55 f63329cb873046e6"),

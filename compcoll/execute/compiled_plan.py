@@ -147,6 +147,8 @@ class CompiledPlan:
         The ``timeout=`` of these calls, in seconds.
     on_gpus : callable or None
         Returns the generator that runs a call if all ranks' arrays are on GPUs; None: ``steps``.
+    logged, checked : bool
+        Whether there was a call, and a call without feedback: see `compcoll.execute.observation`.
     """
 
     plan: Plan
@@ -156,6 +158,8 @@ class CompiledPlan:
     unblocked: CompiledPlan | None = None
     timeout: float | None = None
     on_gpus: Callable[[Buffers, Run], Steps] | None = None
+    logged: bool = False
+    checked: bool = False
 
     @classmethod
     def of_operation(cls, plan: Plan, operation: Operation) -> CompiledPlan:

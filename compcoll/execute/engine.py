@@ -19,6 +19,7 @@ from ..kernels._host import Collective, poll, sleeps_within
 from ..pending import OrderingTicket, Pending, Steps, WaitPolicy, give_way, spin_seconds, start_thread
 from ..stats import Stats
 from .failure_detector import FailureDetector
+from .observation import in_profiles
 
 # As in MPI, progress is for all communicators: a rank that waits in one must advance the others.
 under_way: set[Engine] = set()
@@ -97,6 +98,7 @@ class Request:
         self._result: Any = None
         self._error: BaseException | None = None
         self.finish: Callable[[Any], Any] | None = None  # converts the result for the caller
+        self.range_name = ""  # in profiles; empty if it is not shown
 
     def begin(
         self,
@@ -153,7 +155,8 @@ class Request:
             If the collective ended with an error.
         """
         if not self.done:
-            self._engine.wait(self, self.timeout if timeout is None else timeout)
+            with in_profiles(f"{self.range_name} wait") if self.range_name else contextlib.nullcontext():
+                self._engine.wait(self, self.timeout if timeout is None else timeout)
         if self._error is not None:
             raise self._error
         if self.finish is not None:

@@ -153,10 +153,13 @@ class DeviceCollectives(Collectives):
         if not gpu_group.known:
             yield from gpu_group.connect(Group(self._transport, run.group.tag))
         plan, gpu_transport, links = gpu_group.plan(call), gpu_group.gpu_transport, None
+        on_the_host = not plan.setting.streamed and plan.algorithm in choose.ON_THE_HOST
+        # The first call was checked before the GPU transport was known.
+        too_large = call.max_error is not None and (plan.error is None or plan.error > call.max_error)
+        if on_the_host or too_large:
+            ticket.used = otherwise.plan.algorithm not in choose.ORDERED
+            return (yield from otherwise.steps(otherwise.plan, buffers, run))
         if not plan.setting.streamed:
-            if plan.algorithm in choose.ON_THE_HOST:
-                ticket.used = otherwise.plan.algorithm not in choose.ORDERED
-                return (yield from otherwise.steps(otherwise.plan, buffers, run))
             gpu_transport, ticket.used, links = None, True, gpu_group.links
         run.stats.algorithm, run.stats.codec = plan.algorithm, plan.codec_text
         if plan.codec is None:
@@ -221,9 +224,9 @@ class DeviceCollectives(Collectives):
             raise InvalidArgument(refused)
         return buffers._replace(residual=feedback.residual)
 
-    def explain(self, collective: str, x: Array, op: Any, root: int, asked: Asked) -> Plan:
-        plan = super().explain(collective, x, op, root, asked)
-        if not GpuGroup.has_gpu_plan(plan) or not self._bound(plan.call, plan.call.dtype):
+    def running(self, compiled: CompiledPlan) -> Plan:
+        plan = compiled.plan
+        if compiled.on_gpus is None:
             return plan
         planned = self._gpu_group.plan(plan.call)
         return plan if planned.algorithm in choose.ON_THE_HOST and not planned.setting.streamed else planned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from ..host.device import HostCoder, HostDevice
 from ..kernels._host import Function, Gathered, Started
 from ..pending import Pending, Steps
 from ..plan import choose
+from ..plan.advice import check_error
 from ..plan.call import NO_REDUCTION, REDUCTIONS, Call, Setting, operation_name
 from ..plan.choose import COPY
 from ..plan.plan import Plan, make_plan
@@ -80,12 +82,18 @@ class Collectives(PlannedSteps):
             raise InvalidArgument(f"collective={collective!r} is none of {', '.join(choose.NAMES)}")
         self._device.check_readable(x, "x")
         dtype = self._device.dtype_name(x)
-        return self._compiled_plan(
-            *(collective, self._device.flat(x, dtype), dtype, asked),
-            op=op if collective in REDUCTIONS else NO_REDUCTION,
-            root=root if collective == "bcast" else None,
-            rows=tuple(x.shape[1:]) if collective == "allgatherv" else None,
-        ).plan
+        return self.running(
+            self._compiled_plan(
+                *(collective, self._device.flat(x, dtype), dtype, asked),
+                op=op if collective in REDUCTIONS else NO_REDUCTION,
+                root=root if collective == "bcast" else None,
+                rows=tuple(x.shape[1:]) if collective == "allgatherv" else None,
+            )
+        )
+
+    def running(self, compiled: CompiledPlan) -> Plan:
+        """Return the plan that runs if all ranks' arrays are on devices like this one."""
+        return compiled.plan
 
     def _check_allreduce(
         self, x: Array, op: Any, out: Array | None, feedback: ErrorFeedback | None, asked: Asked
@@ -193,6 +201,11 @@ class Collectives(PlannedSteps):
         timeout = options.pop("timeout", None)
         if timeout is not None:
             config.timeout(timeout)
+        max_error = options.pop("max_error", None)
+        if max_error is not None and not (isinstance(max_error, numbers.Real) and 0 < float(max_error) < math.inf):
+            raise InvalidArgument(
+                f"max_error={max_error!r}: a relative error is needed, a finite number above 0 such as max_error=1e-2"
+            )
         chosen, tolerance = self._ranks.codec, self._ranks.tolerance
         if codec is not ... or options:
             chosen, tolerance = named_codec(None if codec is ... else codec, options)
@@ -208,8 +221,12 @@ class Collectives(PlannedSteps):
             rows=rows,
             tolerance=tolerance,
             checksum=self._ranks.checksum,
+            max_error=None if max_error is None else float(max_error),
         )
         compiled = self._make(call, has_timeout=self._ranks.has_timeout or timeout is not None)
+        if max_error is not None:
+            check_error(compiled.plan)
+            check_error(self.running(compiled))
         for each in (compiled, compiled.unblocked):
             if each is not None:
                 each.timeout = timeout

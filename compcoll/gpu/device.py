@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -44,25 +44,21 @@ class _Handle:
         return 0, self._handle
 
 
-def _ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that its calls appear as NVTX ranges in profiles."""
-
-    @wraps(function)
-    def shown(*args: Any, **options: Any) -> Any:
-        nvtx.RangePush(f"compcoll {name}")
-        try:
-            return function(*args, **options)
-        finally:
-            nvtx.RangePop()
-
-    return shown
+@contextmanager
+def nvtx_range(name: str) -> Iterator[None]:
+    """Show a block, or each call of a function, as an NVTX range in profiles."""
+    nvtx.RangePush(name)
+    try:
+        yield
+    finally:
+        nvtx.RangePop()
 
 
 def _in_profiles(coder: Coding, *names: str) -> Coding:
     """Wrap the named methods as NVTX ranges if these are enabled, and return the object."""
     if config.nvtx():
         for name in names or ("encode", "decode"):
-            setattr(coder, name, _ranged(name, getattr(coder, name)))
+            setattr(coder, name, nvtx_range(f"compcoll {name}")(getattr(coder, name)))
     return coder
 
 
@@ -281,7 +277,7 @@ class CudaDevice:
     def shown(transport: Any) -> Any:
         """Wrap a transport's sends as NVTX ranges if these are enabled, and return the transport."""
         if config.nvtx():
-            transport.isend = _ranged("send", transport.isend)
+            transport.isend = nvtx_range("compcoll send")(transport.isend)
         return transport
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedDevice
@@ -21,6 +22,15 @@ def gpus() -> tuple[list[str], str]:
         return cuda.names(), ""
     except UnsupportedDevice as error:
         return [], str(error)
+
+
+def nvtx_range(name: str) -> AbstractContextManager[None]:
+    """Show a block as an NVTX range in profiles; without CuPy, do nothing."""
+    try:
+        from . import device as cuda
+    except ImportError:
+        return nullcontext()
+    return cuda.nvtx_range(name)
 
 
 def cuda_device(x: Any, *, shared: bool = False) -> CudaDevice:

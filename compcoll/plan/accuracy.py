@@ -28,9 +28,9 @@ def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: 
 
     `compcoll.algorithms.record.Growth` describes how the error ε of one encoding grows. If the error has a nonzero
     mean, this adds up (`Codec.bias`). Rounding a partial sum of j terms whose error has variance v makes it
-    ``v + ε² (j + v)``: errors are encoded again, too. If a codec sends means of values (`Codec.sends_means`), the error
-    is not independent of the values, and it is ``v + ε² (j - v)``. No decoded value is larger than the sum of all
-    ranks' largest values, so the relative error is at most ``√((1 + ε²) p - 1)``.
+    ``v + ε² (j + v)``: errors are encoded again, too. If a codec sends signs, which decode to means of
+    values, the error is not independent of the values, and it is ``v + ε² (j - v)``. No decoded value is larger than
+    the sum of all ranks' largest values, so the relative error is at most ``√((1 + ε²) p - 1)``.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: 
         return None
     if encodings(collective, algorithm, world) == 0:
         return 0.0
-    again = -(once**2) if codec.sends_means else once**2
+    again = -(once**2) if codec.signs else once**2
     growth = ALGORITHMS[algorithm].growth(collective, world.size, world.nodes, again)
     error = once * math.hypot(growth.independent, codec.bias(recoded=growth.recoded) * growth.alike)
     return min(error, math.sqrt((1 + once**2) * world.size - 1))

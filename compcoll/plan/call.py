@@ -74,6 +74,8 @@ class Call(NamedTuple):
         With ``codec="auto"``: the largest relative error of the result.
     checksum : bool
         Whether wires carry checksums.
+    max_error : float or None
+        The largest relative error that the result may have by estimate; a call above it is refused.
     """
 
     collective: str
@@ -87,6 +89,7 @@ class Call(NamedTuple):
     rows: tuple[int, ...] | None = None
     tolerance: float | None = None
     checksum: bool = False
+    max_error: float | None = None
 
     @property
     def nbytes(self) -> int:

@@ -141,7 +141,7 @@ def gathers(algorithm: str, quantizer: IntegerQuantizer | None) -> bool:
     return quantizer is not None and quantizer.gathered is not None and algorithm in ALLGATHER
 
 
-def _way(algorithm: str, codec: Codec | None, call: Call, setting: Setting) -> WireFormat:
+def format_on_wire(algorithm: str, codec: Codec | None, call: Call, setting: Setting) -> WireFormat:
     """Return the wire format. With additive codecs, its bits are those of the numbers that are added."""
     way = wire_format(codec, setting.device, call.dtype, call.itemsize)
     quantizer = quantizer_of(codec, call, setting)
@@ -249,7 +249,7 @@ def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool 
     shared, compressing = [SHARED_MEMORY] * may_share(call, setting), _codecs(call, setting)
     for algorithm in [NATIVE, *[DISSEMINATION] * known.small, *shared, *own]:
         codecs = [None, *compressing] if algorithm in own else [None]
-        ways = [(codec, _way(algorithm, codec, call, setting)) for codec in codecs]
+        ways = [(codec, format_on_wire(algorithm, codec, call, setting)) for codec in codecs]
         if call.collective == "allreduce":
             ways = [(codec, way) for codec, way in ways if isinstance(codec, Sparsifier) == (algorithm in SPARSE)]
         for codec, way in ways:

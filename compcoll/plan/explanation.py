@@ -48,6 +48,47 @@ def text(call: Call, setting: Setting, algorithm: str, codec: Codec | None, unbl
     )
 
 
+def summary(call: Call, setting: Setting, algorithm: str, codec: Codec | None, error: float | None) -> str:
+    """Return one line on a call: what was asked for, what runs and why, what it loses, and what it saves.
+
+    Parameters
+    ----------
+    call, setting, algorithm, codec
+        As of `text`.
+    error : float or None
+        Estimated relative error of the result; None if it is unknown.
+    """
+    values = f"rows of {call.rows}" if call.rows is not None else size(call.nbytes)
+    asked = "no codec" if call.codec is None else call.codec.label
+    if call.tolerance is not None:
+        asked = f"codec for tolerance {call.tolerance:g}"
+    if call.algorithm != choose.AUTO:
+        asked += f" by {call.algorithm}"
+    head = f"{call.collective} of {values} {call.dtype} on {setting.world.size} ranks: {asked} asked for; "
+    if algorithm == choose.COPY:
+        return f"{head}{algorithm}: there is one rank"
+    found = choose.options(call, setting)
+    chosen = next((o for o in found if (o.algorithm, o.codec) == (algorithm, codec)), None)
+    said = [head + _reason(found, chosen, call, setting, algorithm, codec)]
+    if codec is None:
+        said.append("uncompressed")
+    else:
+        said.append("error unknown" if error is None else f"error {error:.1e}")
+        if codec.fixed_size:
+            said.append(f"{choose.format_on_wire(algorithm, codec, call, setting).ratio:.1f} × fewer bytes")
+    if chosen is not None and chosen is not found[0] and setting.library and call.algorithm != choose.AUTO:
+        said.append(f"{found[0].seconds / chosen.seconds:.1f} × as fast as {setting.own} by the model")
+    return ", ".join(said)
+
+
+def size(nbytes: int) -> str:
+    """Format bytes with a fitting unit."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >= 1 << power:
+            return f"{nbytes / (1 << power):.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
 def duration(seconds: float) -> str:
     """Format seconds with a fitting unit."""
     for factor, unit in ((1.0, "s"), (1e3, "ms")):

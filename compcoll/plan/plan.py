@@ -19,8 +19,12 @@ from ..host.device import HostDevice
 from ..host.quantizer import IntegerQuantizer, NumberCoder
 from ..layout import Lengths
 from . import choose, explanation
+from .accuracy import relative_error
 from .call import NO_REDUCTION, SUMS, Call, Setting
 from .signature import Signature
+
+LARGE_ERROR = 0.1
+"""The estimated relative error above which calls without feedback warn."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,20 @@ class Plan:
         return None if self.codec is None else repr(self.codec)
 
     @cached_property
+    def error(self) -> float | None:
+        """The estimated relative error of the result; None if it is unknown."""
+        return relative_error(self.codec, self.call.dtype, self.call.collective, self.algorithm, self.setting.world)
+
+    @property
+    def loses_much(self) -> bool:
+        """Whether calls without feedback warn of the error: it is large, not by design as with signs, and the caller
+        has not said which error is acceptable.
+        """
+        if self.call.max_error is not None or self.call.tolerance is not None:
+            return False
+        return (self.error or 0.0) > LARGE_ERROR and self.codec is not None and not self.codec.signs
+
+    @cached_property
     def quantizer(self) -> IntegerQuantizer | None:
         """The quantizer of an additive codec, whose numbers the algorithm adds; None with other codecs."""
         return choose.quantizer_of(self.codec, self.call, self.setting)
@@ -73,6 +91,11 @@ class Plan:
     def gathers(self) -> bool:
         """Whether each rank gathers an additive codec's numbers and adds them itself."""
         return choose.gathers(self.algorithm, self.quantizer)
+
+    @property
+    def summary(self) -> str:
+        """One line: what was asked for, what runs and why, what it loses, and what it saves."""
+        return explanation.summary(self.call, self.setting, self.algorithm, self.codec, self.error)
 
     def __repr__(self) -> str:
         return f"Plan({self.signature})"
@@ -206,7 +229,8 @@ def _line(call: Call, algorithm: str, codec: Codec | None = None) -> str:
     detail = f"root {call.root}" if call.root is not None else ""
     if call.rows is not None:
         detail = f"rows of shape {call.rows}"
-    parts = [" ".join(values), asked, algorithm, detail, "with checksums" * call.checksum]
+    limit = "" if call.max_error is None else f"max_error {call.max_error!r}"
+    parts = [" ".join(values), asked, algorithm, detail, "with checksums" * call.checksum, limit]
     return f"{call.collective}({', '.join(filter(None, parts))})"
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from copy import copy
 from hashlib import blake2b
+from types import FrameType
 
 from ..errors import CollectiveFailed, CollectiveMismatch, CompcollError
 
@@ -60,12 +61,18 @@ class Signature:
 
     def here(self) -> Signature:
         """Return a copy that names the caller's file and line."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-            frame = frame.f_back
+        frame = caller()
         made = copy(self)
         made.call = f"{self.call[: TEXT_NBYTES // 2]} at {frame.f_code.co_filename}:{frame.f_lineno}"
         return made
+
+
+def caller() -> FrameType:
+    """Return the frame of the user's code that called this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return frame
 
 
 _FAILED = re.compile(r"\w+ failed: ")

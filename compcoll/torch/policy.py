@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
 
 from ..codecs.base import Codec
 from ..communicator import Communicator
-from ..errors import InvalidArgument
+from ..errors import AccuracyWarning, InvalidArgument
 from ..feedback import ErrorFeedback
 from ..plan import choose
 from ..sparse import Sparsifier
-from .buffers import COMPRESSIBLE, Array
+from .buffers import COMPRESSIBLE, Array, array_of
+
+_log = logging.getLogger("compcoll")
 
 KINDS = ("embeddings", "norms", "biases")
 """Kinds of parameters that stay exact by default. Errors harm them, and they are small or most of their rows zero."""
@@ -69,7 +75,62 @@ def try_codec(
         algorithm = "direct" if scatter else compressing(codec)
     for each in zeros if codec is not None else ():
         made = None if feedback is None else feedback()
-        collective(each, op="mean", feedback=made, codec=codec, algorithm=algorithm)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AccuracyWarning)  # later calls may have another algorithm, and warn then
+            collective(each, op="mean", feedback=made, codec=codec, algorithm=algorithm)
+
+
+def log_choice(
+    communicator: Communicator,
+    codec: Codec | None,
+    algorithm: str,
+    parameters: Mapping[str, Tensor],
+    exact: Mapping[str, bool],
+    largest: int,
+    *,
+    scatter: bool = False,
+) -> None:
+    """Log on rank 0 which gradients will be compressed, and how. If none will be, this is a warning.
+
+    Parameters
+    ----------
+    communicator, codec, algorithm, scatter
+        As of `try_codec`.
+    parameters : mapping
+        The parameters, by name.
+    exact : mapping
+        Whether a parameter stays exact, by name.
+    largest : int
+        Bytes of the largest buffer of gradients that is averaged at once.
+    """
+    if communicator.rank != 0:
+        return
+    if codec is None:
+        _log.info("compress: no codec was given, so gradients are sent uncompressed")
+        return
+    compressed = [parameters[name] for name, kept in exact.items() if not kept]
+    sizes = Counter[torch.dtype]()
+    for parameter in compressed:
+        sizes[parameter.dtype] += parameter.numel()
+    elements = f"{sizes.total()} of {sum(p.numel() for p in parameters.values())} elements"
+    what = f"compress: {len(compressed)} of {len(parameters)} parameters ({elements}) for {codec!r}"
+    plans = [
+        communicator.explain(
+            array_of(torch.empty(max(min(n, largest // dtype.itemsize), 1), dtype=dtype, device=compressed[0].device)),
+            collective="reduce_scatter" if scatter else "allreduce",
+            op="mean",
+            codec=codec,
+            algorithm=algorithm,
+        )
+        for dtype, n in sizes.items()
+    ]
+    how = "; ".join(plan.summary for plan in plans)
+    if not plans:
+        _log.warning("%s: nothing will be compressed, see exclude= and min_numel= of compress()", what)
+    elif all(plan.codec is None for plan in plans):
+        _log.warning("%s: nothing will be compressed: %s", what, how)
+    else:
+        _log.info("%s: %s", what, how)
 
 
 def kind_of(name: str, owner: nn.Module) -> str | None:

@@ -24,6 +24,7 @@ from compcoll.errors import CollectiveFailed, CommunicatorBroken, InvalidArgumen
 from compcoll.gpu import streams
 from compcoll.gpu.watchdog import NCCLBase
 from compcoll.plan import choose
+from compcoll.plan.plan import Plan
 
 N = 9 * 280
 
@@ -103,6 +104,21 @@ def test_hierarchical_needs_as_many_ranks_on_each_node() -> None:
     assert {ran[2] for ran in world.ran} == {""}
     assert "hierarchical" not in choose.streamed([0, 0, 0, 1, 1, 2]) + choose.streamed([0, 0])
     assert "hierarchical" in choose.streamed([0, 1, 0, 1])
+
+
+def test_max_error_holds_when_the_first_call_finds_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the plan by NCCL, which is not known before, lost more than the one that was checked."""
+    monkeypatch.setattr(Plan, "error", property(lambda plan: 0.5 if plan.setting.streamed else 0.0))
+    world, inputs = NCCLWorld(2), normals(2, N)
+    options: dict[str, Any] = {"codec": "minmax", "algorithm": "direct"}
+    expected = World(2).allreduce(inputs, **options)
+    np.testing.assert_array_equal(world.sum_of(inputs, **options, max_error=0.1), expected)
+    assert world.ran == {("direct", "MinMax(bits=8, block=2048)", "")}
+    shorter = [x[:-8] for x in world.upload(inputs)]
+    starts = [lambda comm, x=x: comm.iallreduce(x, **options, max_error=0.1) for x in shorter]
+    assert [type(error) for error in world.errors(starts)] == [InvalidArgument] * 2, "now it is known"
+    world.sum_of(inputs, **options, max_error=0.6)
+    assert world.ran == {("direct", "MinMax(bits=8, block=2048)", "late NCCL")}
 
 
 def test_nothing_waits_on_the_host() -> None:

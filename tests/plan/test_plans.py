@@ -272,7 +272,7 @@ def test_votes_are_gathered_or_counted() -> None:
     asked, setting = call(codec=Sign()), where(4)
     quantizer = choose.quantizer_of(asked.codec, asked, setting)
     assert choose.gathers("ring", quantizer) and not choose.gathers("recursive_doubling", quantizer)
-    assert choose._way("ring", Sign(), asked, setting).bits == 2
-    assert choose._way("recursive_doubling", Sign(), asked, setting).bits == 4
-    assert choose._way("ring", IntSum(16), call(codec=IntSum(16)), setting).bits == 16
+    assert choose.format_on_wire("ring", Sign(), asked, setting).bits == 2
+    assert choose.format_on_wire("recursive_doubling", Sign(), asked, setting).bits == 4
+    assert choose.format_on_wire("ring", IntSum(16), call(codec=IntSum(16)), setting).bits == 16
     assert choose.quantizer_of(asked.codec, asked._replace(collective="allgather"), setting) is None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
-from compcoll import ZFP, Codec, IntSum, MinMax, Sign
+from compcoll import ZFP, Codec, Int8, IntSum, MinMax, Sign, get_codec
 from compcoll.codecs.sparse.sparsifier import MOST_ELEMENTS, MOST_PACKED
 from compcoll.errors import InvalidArgument
 from compcoll.host.device import HostDevice
@@ -16,7 +17,8 @@ from compcoll.plan import choose
 from compcoll.plan.call import Call, Setting
 from compcoll.plan.choose import Option
 from compcoll.plan.cost import DEFAULTS
-from compcoll.plan.explanation import _reason, _row, duration
+from compcoll.plan.explanation import _reason, _row, duration, size
+from compcoll.plan.plan import make_plan
 
 
 def setting(library: str = "MPI") -> Setting:
@@ -63,6 +65,39 @@ def test_what_is_said_where_nothing_else_is_to_be_had() -> None:
     assert said([native]).startswith("native: nothing is to be compressed; tune on these ranks")
     assert said([native, ring], call._replace(tolerance=0.01)) == "native: no codec keeps the error within 0.01"
     assert said([native, ring], call._replace(algorithm="native")) == "native: that algorithm was asked for"
+
+
+def summary(codec: Codec | None, algorithm: str, **more: Any) -> str:
+    call = Call("allreduce", 1 << 22, "float32", 4, "sum", codec, algorithm)._replace(**more)
+    return make_plan(call, setting()).summary
+
+
+def test_one_line_on_a_call() -> None:
+    head = "allreduce of 16.0 MiB float32 on 4 ranks: "
+    gain = r"\d+\.\d × as fast as MPI's own by the model"
+    asked = "int8 by ring asked for; ring with int8: that algorithm was asked for"
+    assert re.fullmatch(f"{head}{asked}, error 1.1e-02, 3.9 × fewer bytes, {gain}", summary(Int8(), "ring"))
+    said = summary(Int8(), choose.AUTO)
+    assert re.fullmatch(
+        rf"{head}int8 asked for; .*: \d\.\d\d × faster than MPI's own, error .*, 3.9 × fewer bytes", said
+    )
+    said = summary(None, choose.AUTO, tolerance=1e-9)
+    assert re.fullmatch(f"{head}codec for tolerance 1e-09 asked for; native: no codec keeps .*, uncompressed", said)
+    said = summary(get_codec("zfp", tolerance=1e-3), "ring")
+    assert re.fullmatch(f"{head}zfp .* by ring asked for; .*, error unknown, {gain}", said), "no ratio is known"
+    assert summary(IntSum(), "native").endswith("error 1.4e-04, 2.0 × fewer bytes"), "MPI's own, too"
+    call = Call("allgatherv", 0, "float32", 4, "", None, choose.AUTO, rows=(3, 2))
+    assert make_plan(call, setting()).summary.startswith("allgatherv of rows of (3, 2) float32 on 4 ranks: no codec ")
+    alone = make_plan(call, setting()._replace(world=World(1)))
+    assert alone.summary.endswith("on 1 ranks: no codec asked for; copy: there is one rank")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (16 << 20, "16.0 MiB"), (3 << 30, "3.0 GiB")],
+)
+def test_sizes(nbytes: int, text: str) -> None:
+    assert size(nbytes) == text
 
 
 @pytest.mark.parametrize(("error", "shown"), [(None, "?"), (0.0, "0"), (0.0123, "1.2e-02")])

@@ -137,6 +137,9 @@ def compress(
     -----
     Gradients on a GPU are compressed there, and their residuals stay there: see docs/gpu.md.
 
+    Rank 0 logs what will be compressed (logger ``compcoll``, level INFO). If nothing will be, it logs a warning that
+    says why: on one node, for example, memory is faster than any codec.
+
     Sparse gradients, such as those of ``nn.Embedding(sparse=True)``, stay exact: all ranks gather all rows.
 
     Means are summed in float32, or in float64 for float64 gradients. Values are divided before they are summed, so the

@@ -24,7 +24,7 @@ from ..buffers import HostArray, array_of, device_of
 from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..hooks import BucketHook, FilledBucket, check_hook_free
 from ..job_queue import JobQueue
-from ..policy import described, has_sparse_gradient, try_codec
+from ..policy import described, has_sparse_gradient, log_choice, try_codec
 from ..states import (
     BETWEEN,
     BUCKETS,
@@ -120,6 +120,7 @@ class GradientCompression:
         self._hook = BucketHook(
             *(model, f"compcoll {codec!r}", self._begin, self._start, self._end), start_sparse=self._start_sparse
         )
+        log_choice(self._communicator, codec, algorithm, parameters, exact, model.bucket_bytes_cap)
 
     @property
     def group(self) -> dist.ProcessGroup:

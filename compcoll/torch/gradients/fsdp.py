@@ -29,7 +29,7 @@ from ..groups.membership import communicator_of
 from ..handles import CompletedWork
 from ..job_queue import JobQueue, Work
 from ..linear import linear
-from ..policy import described, try_codec
+from ..policy import described, log_choice, try_codec
 from ..states import (
     BEGUN,
     BETWEEN,
@@ -114,6 +114,11 @@ class Columns:
             offset = end
         self.width = offset
         self._exact: Any = np.concatenate([np.arange(0), *(np.arange(c.begin, c.end) for c in self.all if c.exact)])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row."""
+        return sum((column.end - column.begin) * column.parameter.element_size() for column in self.all)
 
     @property
     def compressed(self) -> list[Column]:
@@ -500,8 +505,10 @@ class ShardCompression:
         self._gathers: list[GatheredParameters] = []
         self._reductions: list[dict[str, Reduction]] = []
         columns = partial(Columns, names=names, exact=exact)
+        largest = 0
         for group in groups:
             known = columns(group.fsdp_params)
+            largest = max(largest, known.nbytes * self.communicator.size)
             reductions = {kind: Reduction(self, known, kind) for kind in self.communicators}
             self._reductions.append(reductions)
             scattered = ScatteredGradients(reductions[RESIDUAL], group)
@@ -512,6 +519,7 @@ class ShardCompression:
             for ranks in replicas:
                 group.mesh_info = copy.copy(group.mesh_info)  # modules share the original
                 group.mesh_info.replicate_process_group = Replicas(ranks, reductions[BETWEEN], scattered)
+        log_choice(*(self.communicator, codec, algorithm, dict(model.named_parameters()), exact, largest), scatter=True)
 
     @property
     def parameters_error(self) -> float:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from mpi.check_observation import logged
 from mpi.tensors import assert_same_bits
 from mpi.world import raised
 from mpi4py import MPI
 from promises import FLAT, paired
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
@@ -341,3 +344,43 @@ def check_refusals(comm: MPI.Intracomm) -> None:
     wanted = true_mean(comm, model, x)
     assert relative(backward(model, x)["head.weight"], wanted["head.weight"]) < 1e-3
     compression.free()
+
+
+def check_what_is_compressed_is_logged(comm: MPI.Intracomm) -> None:
+    """Rank 0 says what will be compressed, and warns if nothing will be."""
+    cases: list[tuple[dict[str, Any], int, str]] = [
+        (
+            {"codec": "int8", "algorithm": "direct"},
+            logging.INFO,
+            "compress: 3 of 9 parameters (8700 of 12820 elements) for Int8(block=256): allreduce of 20.5 KiB float32",
+        ),
+        ({"codec": "int8"}, logging.WARNING, "nothing will be compressed: allreduce of 20.5 KiB float32"),
+        ({"codec": "int8", "exclude": ["*"]}, logging.WARNING, "compress: 0 of 9 parameters (0 of 12820 elements)"),
+        ({"codec": None}, logging.INFO, "compress: no codec was given"),
+    ]
+    for options, level, text in cases:
+        with logged(logging.INFO) as records:
+            compcoll.torch.compress(wrapped(make_net()), **options).free()
+        found = [record for record in records if record.getMessage().startswith("compress: ")]
+        assert len(found) == (comm.rank == 0), records
+        for record in found:
+            assert record.levelno == level and text in record.getMessage(), record.getMessage()
+    with logged(logging.INFO) as records:
+        compcoll.torch.compress(fully_shard(nn.Linear(60, 70)), codec="int8", algorithm="direct").free()
+    found = [record for record in records if record.getMessage().startswith("compress: ")]
+    assert len(found) == (comm.rank == 0)
+    assert all("1 of 2 parameters (4200 of 4270 elements)" in record.getMessage() for record in found)
+    assert all(": reduce_scatter of 16.4 KiB float32 on " in record.getMessage() for record in found)
+
+
+def check_only_training_without_feedback_warns(comm: MPI.Intracomm) -> None:
+    for feedback in (True, False):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model = wrapped(make_net())
+            compression = compcoll.torch.compress(model, codec="minmax", bits=1, algorithm="ring", feedback=feedback)
+            assert not found, "a trial on zeros does not"
+            backward(model, examples(comm))
+            compression.free()
+        warned = any(each.category is compcoll.AccuracyWarning for each in found)
+        assert warned == (comm.rank == 0 and comm.size > 1 and not feedback)
