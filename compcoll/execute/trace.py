@@ -52,13 +52,13 @@ class _File:
         path = folder / f"rank-{rank}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w")
+            path.write_text("")
         except OSError as error:
             raise InvalidArgument(
                 f"{config.TRACE}={str(folder)!r} in the environment: rank {rank} cannot write {path.name} there "
                 f"({error.strerror}): name a folder that every rank can create or write to, or unset {config.TRACE}"
             ) from error
-        self._rank = rank
+        self._path, self._rank = path, rank
         self._separator = "[\n"
         self._offset = _realtime_offset()
         self._base = (time.perf_counter_ns() + self._offset) // PERIOD * PERIOD
@@ -92,8 +92,8 @@ class _File:
         return json.dumps({"name": name, "ph": "M", "pid": self._rank, "tid": thread, "args": args})
 
     def write(self, lines: list[str]) -> None:
-        self._file.write(self._separator + ",\n".join(lines))
-        self._file.flush()
+        with self._path.open("a") as file:
+            file.write(self._separator + ",\n".join(lines))
         self._separator = ",\n"
 
 

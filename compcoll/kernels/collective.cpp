@@ -40,7 +40,7 @@ public:
         stage_ = Stage::handshake;
         level_.reset();
         begun_ = false;
-        if (traced_) times_ = {seconds_now(), 0.0, 0.0};
+        if (traced_) [[unlikely]] times_ = {seconds_now(), 0.0, 0.0};
         if (piggyback_) piggyback_->load(x);
         handshake_.begin(extremes_, piggyback_object_);
         if (operation_ && !operation_->needs_python() && !handshake_.needs_python()) begin_operation();
@@ -99,7 +99,7 @@ private:
 
     void end_handshake() {
         level_ = handshake_.level();
-        if (traced_) std::get<1>(times_) = seconds_now();
+        if (traced_) [[unlikely]] std::get<1>(times_) = seconds_now();
         stage_ = operation_ && level_ == expected_ ? Stage::operation : Stage::agreed;
     }
 
@@ -111,7 +111,7 @@ private:
 
     void end() {
         stage_ = Stage::done;
-        if (traced_) std::get<2>(times_) = seconds_now();
+        if (traced_) [[unlikely]] std::get<2>(times_) = seconds_now();
         x_ = out_ = residual_ = nb::none();
     }
 
@@ -125,9 +125,9 @@ private:
     WaitPolicy policy_;
     Stage stage_ = Stage::done;
     bool begun_ = false;
+    std::optional<size_t> level_;
     const bool traced_;
     std::tuple<double, double, double> times_{};
-    std::optional<size_t> level_;
 };
 
 }  // namespace
