@@ -15,6 +15,7 @@ COMMANDS = {
     "doctor": "what compcoll finds here, whether it works, and what to change (also under mpirun)",
     "explain": "what the cost model predicts for every algorithm, and what auto chooses",
     "simulate": "how long allreduces would take on a network that is not there, for thousands of ranks",
+    "trace": "merge the timelines of a run under COMPCOLL_TRACE, and print where the time went",
     "tune": "measure links, codecs and MPI, and store a profile for algorithm=auto (under mpirun)",
 }
 """The help texts of the commands. Each command is a module of `compcoll.tools` that defines ``DESCRIPTION``,

@@ -23,6 +23,7 @@ from .execute.persistent import PersistentRequest
 from .execute.planned_steps import Ranks
 from .execute.programs import Programs
 from .execute.slots import AT_ONCE, Slot, Slots
+from .execute.trace import Trace, recorded, steps_of
 from .feedback import ErrorFeedback
 from .gpu.discovery import cuda_device
 from .host.cores import usable_cores
@@ -36,7 +37,7 @@ from .plan import choose
 from .plan.plan import Plan
 from .plan.profile import profile_for
 from .plan.signature import BUSY, FREE, ON_GPU, Signature, unmade
-from .stats import Stats
+from .stats import QUEUE, Stats
 from .transports import transport_of
 from .transports.base import Connection
 
@@ -156,7 +157,8 @@ class Communicator:
             private=transport.blocks,
         )
         self._slots = Slots(transport, device.empty_bytes)
-        self._programs = Programs(transport, self._handshake)
+        self._trace = Trace.of(transport)
+        self._programs = Programs(transport, self._handshake, traced=self._trace is not None)
         self._collectives = Collectives(
             device,
             Ranks(
@@ -508,8 +510,12 @@ class Communicator:
         call, operation = begun
         if call.done:
             self._last = collective, plan, operation, buffers.x.nbytes, perf_counter() - started
+            if self._trace is not None and (ran := self.stats) is not None:
+                ran.spans = recorded(call, operation, ran.algorithm, ran.raw_nbytes)
+                self._trace.write(plan, ran, self._sequence_number - 1, started)
             return buffers.result
-        signature, stats, number = self._signature(plan), _stats(collective, plan, buffers), self._sequence_number - 1
+        stats = _stats(collective, plan, buffers, traced=self._trace is not None)
+        signature, number = self._signature(plan), self._sequence_number - 1
         slot = self._slots.rotating[number % AT_ONCE]  # used if some rank has other collectives to advance
         run = Run(slot.group, slot.allocate, stats, OrderingTicket(None), number)
         try:
@@ -519,6 +525,8 @@ class Communicator:
             self._failed(error, plan, *buffers)
         stats.total_seconds = perf_counter() - started
         self._last = stats
+        if self._trace is not None:
+            self._trace.write(plan, stats, number, started)
         return result
 
     def _begin_alone(
@@ -624,6 +632,9 @@ class Communicator:
                 stats.total_seconds = perf_counter() - started
                 self._last = stats
                 self._log(stats)
+                if self._trace is not None:
+                    stats.spans = recorded(*begun, stats.algorithm, stats.raw_nbytes)
+                    self._trace.write(plan, stats, self._sequence_number - 1, started)
                 persistent.has_ended(stats, buffers.result)
                 return persistent
         signature, ticket = self._signature(plan), self._next_ticket()
@@ -632,7 +643,8 @@ class Communicator:
             self._sequence_number += 1
             plan = plan.unblocked or plan
         number = self._sequence_number - 1
-        slot, stats = self._slots.rotating[number % AT_ONCE], _stats(collective, plan, buffers)
+        slot = self._slots.rotating[number % AT_ONCE]
+        stats = _stats(collective, plan, buffers, traced=self._trace is not None)
         run = Run(slot.group, slot.allocate, stats, ticket, number)
         if begun is None:
             steps = self._steps(plan, buffers, run, slot, slot.last, signature)
@@ -646,6 +658,8 @@ class Communicator:
             ticket.used = run.ended = True
             if error is None:
                 self._log(stats)
+                if self._trace is not None:
+                    self._trace.write(plan, stats, number, started)
             return error and self._ended(error, plan, buffers)
 
         request.begin(steps, stats, self._engine, release=release, timeout=plan.timeout)
@@ -662,10 +676,13 @@ class Communicator:
         self, plan: CompiledPlan, buffers: Buffers, run: Run, slot: Slot, before: Run | None, signature: Signature
     ) -> Steps:
         """Run a collective, from its handshake to its result, while others may be under way."""
+        queued = perf_counter()
         if run.ticket.before is not None:
             yield run.ticket
         if before is not None and not before.ended:  # wait before the handshake, so that later collectives wait, too
             yield before
+        if run.stats.spans is not None:
+            run.stats.spans.append((QUEUE, queued, perf_counter(), 0, ""))
         level, given = BUSY, buffers
         if buffers.order is not None:
             level = ON_GPU
@@ -696,7 +713,9 @@ class Communicator:
             run.stats.algorithm = plan.plan.algorithm
             operation = self._programs.compiled(plan, slot, BUSY, buffers.residual is not None).operation
         if call.level == ON_GPU and plan.on_gpus is not None:
-            result = yield from plan.on_gpus(buffers, run)
+            result = yield from steps_of(partial(plan.on_gpus, buffers), run)
+            if run.stats.spans is not None:
+                run.stats.spans += recorded(call, None, run.stats.algorithm, 0)
             return buffers.result if result is None else result
         ordered = choose.ORDERED if operation is None else (choose.SHARED_MEMORY,)
         if plan.plan.algorithm not in ordered:
@@ -704,13 +723,15 @@ class Communicator:
         result = None
         if operation is None:
             slot.arena.rewind()
-            result = yield from plan.steps(plan.plan, buffers.flat(), run)
+            result = yield from steps_of(partial(plan.steps, plan.plan, buffers.flat()), run)
         elif call.ended and not call.done:
             yield from driven(operation, buffers, run)
         else:
             while not call.done:
                 yield call
             store_account(run.stats, operation)
+        if run.stats.spans is not None:
+            run.stats.spans += recorded(call, operation, run.stats.algorithm, buffers.x.nbytes)
         if buffers.apart:
             buffers.result.reshape(-1)[:] = buffers.out.view(buffers.result.dtype)
         return buffers.result if result is None else result
@@ -858,8 +879,11 @@ class Communicator:
         return self._ticket
 
 
-def _stats(collective: str, plan: CompiledPlan, buffers: Buffers) -> Stats:
-    return Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
+def _stats(collective: str, plan: CompiledPlan, buffers: Buffers, *, traced: bool = False) -> Stats:
+    stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
+    if traced:
+        stats.spans = []
+    return stats
 
 
 def _can_be_known(plan: Plan, buffers: Buffers) -> bool:

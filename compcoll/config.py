@@ -21,6 +21,7 @@ ALGORITHM = "COMPCOLL_ALGORITHM"
 GPU_AWARE = "COMPCOLL_GPU_AWARE"
 NVTX = "COMPCOLL_NVTX"
 CUBINS = "COMPCOLL_CUBINS"
+TRACE = "COMPCOLL_TRACE"
 
 NO_PROFILE = "defaults"
 
@@ -148,6 +149,11 @@ def nvtx() -> bool:
 def cubins() -> str:
     """Return the folder of compiled CUDA kernels (COMPCOLL_CUBINS, default empty: a folder in the user's cache)."""
     return os.environ.get(CUBINS, "")
+
+
+def trace() -> str:
+    """Return the folder for timelines of collectives (COMPCOLL_TRACE, default empty: none are written)."""
+    return os.environ.get(TRACE, "")
 
 
 def instruction_set(supported: list[str]) -> str:

@@ -123,3 +123,11 @@ def longest_message(ranks: int) -> int:
     if not 1 < ranks <= _MOST_RANKS:
         return SIGNATURE_NBYTES
     return _LONGEST_IN_PAIRS if in_pairs(ranks) else _LONGEST
+
+
+def amount(nbytes: float) -> str:
+    """Format bytes with a fitting unit, a power of 1024."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >= 1 << power:
+            return f"{nbytes / (1 << power):.4g} {unit}"
+    return f"{nbytes:.4g} B"

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .deprecated import renamed_attribute
+
+QUEUE, HANDSHAKE, ENCODE, DECODE = "queue", "handshake", "encode", "decode"
+WAIT, WIRE, OPERATION = "wait", "wire", "operation"
+
+Span = tuple[str, float, float, int, str]
+"""A step of a collective: its kind, its begin and end by `time.perf_counter`, its bytes, and its name if it has one.
+
+The kinds: ``"queue"``, the wait for earlier requests; ``"handshake"``; ``"encode"``; ``"decode"``; ``"wait"`` for
+messages; ``"wire"``, a message from its start to its completion; and ``"operation"``, a part that is not divided
+further, such as MPI's own reduction.
+"""
 
 
 @dataclass(slots=True)
@@ -35,6 +46,8 @@ class Stats:
     encode_seconds, decode_seconds, wait_seconds, total_seconds : float
         Host time spent encoding, decoding, waiting for other ranks, and from start to end. For kernels on a GPU, the
         time of their launches.
+    spans : list of Span or None
+        The steps so far, while a collective runs that COMPCOLL_TRACE records; else None.
 
     Examples
     --------
@@ -57,6 +70,7 @@ class Stats:
     wire_format: str = ""
     device: str = "host"
     gpu_transport: str = ""
+    spans: list[Span] | None = field(default=None, repr=False, compare=False)
 
     carrier = renamed_attribute("carrier", "gpu_transport")
 

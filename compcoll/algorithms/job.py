@@ -12,22 +12,34 @@ from ..gpu.streams import Timeline
 from ..host.encode_options import EncodeOptions
 from ..layout import Chunk, Segment
 from ..pending import Pending, Steps
-from ..stats import Stats
+from ..stats import DECODE, ENCODE, Stats
 from ..transports.base import Group, Wire
 
 
 class Timed:
-    """A context that adds the seconds of its block to an attribute of statistics."""
+    """A context that adds the seconds of its block to an attribute of statistics, and a span if they have spans.
 
-    def __init__(self, stats: Stats, attribute: str) -> None:
-        self._stats, self._attribute = stats, attribute
+    Parameters
+    ----------
+    stats : Stats
+        The statistics.
+    kind : {"encode", "decode"}
+        The kind of the block. The attribute is ``kind_seconds``.
+    nbytes : int
+        Uncompressed bytes that the block encodes or decodes; 0 if they are not known.
+    """
+
+    def __init__(self, stats: Stats, kind: str, nbytes: int = 0) -> None:
+        self._stats, self._kind, self._nbytes = stats, kind, nbytes
 
     def __enter__(self) -> None:
         self._started = perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        seconds = getattr(self._stats, self._attribute) + perf_counter() - self._started
-        setattr(self._stats, self._attribute, seconds)
+        ended, attribute = perf_counter(), f"{self._kind}_seconds"
+        setattr(self._stats, attribute, getattr(self._stats, attribute) + ended - self._started)
+        if self._stats.spans is not None:
+            self._stats.spans.append((self._kind, self._started, ended, self._nbytes, ""))
 
 
 @dataclass
@@ -155,7 +167,7 @@ class Job:
             rng_counter=operands.rng_counter if share == 1 else of_team,
             position=segment[0],
         )
-        with Timed(self.stats, "encode_seconds"):
+        with Timed(self.stats, ENCODE, self._nbytes(segment)):
             if self.timeline is not None:
                 self.timeline.encoding(terms, of_result=operands.x.array is operands.out.array)
             x, contents = operands.x[segment] if own else None, [term.content for term in terms]
@@ -170,7 +182,7 @@ class Job:
         A device does so asynchronously, before the collective ends.
         """
         operands = self.operands
-        with Timed(self.stats, "decode_seconds"):
+        with Timed(self.stats, DECODE, self._nbytes(segment)):
             if self.timeline is not None:
                 self.timeline.decoding(terms, adding=own)
             x, contents = operands.x[segment] if own else None, [term.content for term in terms]
@@ -180,8 +192,12 @@ class Job:
     def isend(self, segment: Segment, wire: Wire, dest: int, group: Group | None = None) -> Pending:
         """Start sending the wire of a segment, in the job's group unless ``group`` is given."""
         self.stats.wire_nbytes += wire.nbytes
-        self.stats.raw_sent_nbytes += int((segment[1] - segment[0]) * self.operands.itemsize)
+        self.stats.raw_sent_nbytes += self._nbytes(segment)
         return (group or self.group).isend(wire, dest)
+
+    def _nbytes(self, segment: Segment) -> int:
+        """Return the uncompressed bytes of a segment."""
+        return int((segment[1] - segment[0]) * self.operands.itemsize)
 
     def send(self, segments: Sequence[Segment], dests: Sequence[int]) -> Steps:
         """Encode segments of ``x`` and start sending each to some ranks. Return the sends."""

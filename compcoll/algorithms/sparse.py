@@ -25,7 +25,7 @@ from ..errors import WireCorrupted
 from ..feedback import ErrorFeedback
 from ..layout import Segment, segments
 from ..pending import OrderingTicket, Pending, Steps
-from ..stats import Stats
+from ..stats import DECODE, ENCODE, Stats
 from ..transports.base import Group, Wire
 from . import native
 from .costs import Costs, overlap
@@ -97,14 +97,14 @@ class SparseJob:
 
     def select(self) -> Chosen:
         """Select the elements that this rank sends."""
-        with Timed(self.stats, "encode_seconds"):
+        with Timed(self.stats, ENCODE):
             chosen = self.coder.select(self.n, self.x, self.scale, self.feedback)
         self.stats.wire_format = chosen.formats
         return chosen
 
     def wire(self, chosen: Chosen) -> Wire:
         """Encode the elements that this rank sends."""
-        with Timed(self.stats, "encode_seconds"):
+        with Timed(self.stats, ENCODE):
             wire = Wire(self.allocate(self.coder.nbytes_of(chosen)))
             self.coder.write(chosen, 0, chosen.n, wire.buffer)
         return wire
@@ -112,19 +112,19 @@ class SparseJob:
     def settle(self, sent: Part) -> None:
         """Update the feedback with the elements that this rank has sent."""
         if self.feedback is not None:
-            with Timed(self.stats, "encode_seconds"):
+            with Timed(self.stats, ENCODE):
                 self.coder.settle(self.feedback, *sent)
 
     def read(self, rank: int, wire: Wire, n: int, offset: int = 0) -> None:
         """Decode a rank's wire of the ``n`` elements from ``offset`` on."""
-        with Timed(self.stats, "decode_seconds"):
+        with Timed(self.stats, DECODE):
             indices, values = self.coder.read(wire.content, n)
             self.parts[rank] = (indices + indices.dtype.type(offset) if offset else indices, values)
 
     def make_room(self, help_on: Callable[[], None]) -> None:
         """Clear the memory of a dense sum while messages travel, and call ``help_on`` to advance them."""
         if self.coder.sparsifier.out_format == "dense":
-            with Timed(self.stats, "decode_seconds"):
+            with Timed(self.stats, DECODE):
                 self.zeros = self.coder.zeros_for(self.out, help_on)
 
     def account(self, nbytes: int, elements: float) -> None:
@@ -252,7 +252,7 @@ def sparse_direct(job: SparseJob) -> Steps:
         arriving[source] = (parts_group.irecv(wire, source), wire)
     sends: list[Pending] = []
     for dest in [*others, rank]:
-        with Timed(job.stats, "encode_seconds"):
+        with Timed(job.stats, ENCODE):
             wire = Wire(job.allocate(coder.longest(lengths[dest], count)), exact=False)
             wire.nbytes = coder.write(chosen, bounds[dest][0], bounds[dest][1], wire.buffer)
         if dest == rank:
@@ -266,12 +266,12 @@ def sparse_direct(job: SparseJob) -> Steps:
         job.read(source, wire, lengths[rank])
 
     # Sum the own region. All regions together keep as many elements as one rank sends, each region in proportion.
-    with Timed(job.stats, "decode_seconds"):
+    with Timed(job.stats, DECODE):
         merged = coder.kernels.merged(job.finish())
     sums_group = parts_group.next_phase()
     packed = yield from gather(sums_group, _LENGTH.pack(merged[0].size))
     everything, most = sum(_LENGTH.unpack(text)[0] for text in packed), max(counts)
-    with Timed(job.stats, "encode_seconds"):
+    with Timed(job.stats, ENCODE):
         region, left = coder.reduced(merged, lengths[rank], -(-merged[0].size * most // max(everything, most, 1)))
         if job.feedback is not None and left is not None:
             indices, values = left
@@ -385,7 +385,7 @@ def allreduce(algorithm: str, job: SparseJob, result: Any) -> Steps:
         The dense result, in the caller's shape and element type.
     """
     parts = yield from _STEPS[algorithm](job)
-    with Timed(job.stats, "decode_seconds"):
+    with Timed(job.stats, DECODE):
         if job.zeros is not None:
             job.coder.store(parts, job.zeros, job.out)
             return None

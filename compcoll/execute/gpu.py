@@ -41,6 +41,7 @@ from ..transports.base import Group, Transport
 from .compiled_plan import Asked, Buffers, CompiledPlan, Order, Run, driven, feedback_refused
 from .gpu_group import GpuGroup
 from .host import Checked, Collectives
+from .trace import with_messages
 
 
 class DeviceCollectives(Collectives):
@@ -257,7 +258,7 @@ class DeviceCollectives(Collectives):
         elif links is not None:
             memory.shared = True
             transport = IPCTransport(links, self._transport, timeline, memory.here, pinned)
-        group = Group(self._here.shown(transport), run.group.tag)
+        group = Group(with_messages(self._here.shown(transport), run.stats.spans), run.group.tag)
         result = yield from inner(
             buffers, replace(run, group=group, allocate=memory.here.allocate, timeline=timeline, pinned=pinned)
         )
@@ -342,7 +343,7 @@ class DeviceCollectives(Collectives):
         copies = StagedCopies(timeline, run.allocate, pinned, self._limit(compiled))
         coder = plan.coders.coder.on(SparseDevice(self._here, self._host._device, copies))
         plan = replace(plan, coders=plan.coders._replace(coder=coder))
-        run = replace(run, group=Group(self._transport, run.group.tag), allocate=pinned)
+        run = replace(run, group=self._over_host(run), allocate=pinned)
         made = yield from self._host._sparse_allreduce(plan, buffers, run)
         if made is None:
             return None
@@ -365,7 +366,7 @@ class DeviceCollectives(Collectives):
         shape = tuple(buffers.result.shape)
         result = out.view(numpy_dtype(dtype)).reshape(shape)
         host = Buffers(x, None if buffers.out is None else out, result, residual, buffers.feedback)
-        group = Group(self._transport, run.group.tag)
+        group = self._over_host(run)
         made = yield from chosen.steps(chosen.plan, host, replace(run, group=group, allocate=pinned, timeline=None))
         if residual is not None:
             timeline.store(residual, buffers.residual)
@@ -373,6 +374,10 @@ class DeviceCollectives(Collectives):
             return self._uploaded(made, buffers, run)
         timeline.store(out, buffers.out)
         return None
+
+    def _over_host(self, run: Run) -> Group:
+        """Return the ranks of a run, whose messages are in host memory."""
+        return Group(with_messages(self._transport, run.stats.spans), run.group.tag)
 
     def _uploaded(self, made: Array, buffers: Buffers, run: Run) -> Array:
         """Copy a host result to new device memory: its size was not known when the call was prepared."""

@@ -190,6 +190,8 @@ class Handshake:
         level: int,
         piggyback: PiggybackReduction | None = None,
         operation: Operation | None = None,
+        *,
+        traced: bool = False,
     ) -> Collective:
         """Return an object that runs calls: a handshake, then an operation.
 
@@ -203,9 +205,11 @@ class Handshake:
             The reduction whose small arrays travel with the handshake.
         operation : Operation or None
             The operation that follows.
+        traced : bool
+            Whether to record the times of each call.
         """
         exchange = self.plain if piggyback is None else self._exchanges[piggyback.nbytes]
-        return Collective(exchange, own.extremes[level], level, piggyback, operation)
+        return Collective(exchange, own.extremes[level], level, piggyback, operation, traced)
 
     def agree(self, own: Signature, level: int) -> Steps:
         """Check that all ranks make the same call, without an operation afterwards.

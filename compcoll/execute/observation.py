@@ -13,8 +13,9 @@ from typing import Any
 from .. import config
 from ..errors import AccuracyWarning
 from ..gpu.discovery import nvtx_range
+from ..layout import amount
 from ..plan import advice
-from ..plan.explanation import duration, size
+from ..plan.explanation import duration
 from ..plan.plan import Plan
 from ..plan.signature import caller
 from ..stats import Stats
@@ -72,7 +73,7 @@ def in_profiles(name: str) -> Iterator[None]:
 def name_of(plan: Plan, nbytes: int) -> str:
     """Return the name of a call's range, such as ``compcoll::allreduce int8 ring 16.0 MiB``."""
     codec = [] if plan.codec is None else [plan.codec.label]
-    return " ".join([f"compcoll::{plan.call.collective}", *codec, plan.algorithm, size(nbytes)])
+    return " ".join([f"compcoll::{plan.call.collective}", *codec, plan.algorithm, amount(nbytes)])
 
 
 def log_first_call(
@@ -110,8 +111,8 @@ def log_end(rank: int, stats: Stats) -> None:
     """Log the statistics of a call that has ended."""
     if _log.isEnabledFor(logging.DEBUG):
         codec = "" if stats.codec is None else f" with {stats.codec}"
-        sent = "unknown" if stats.wire_nbytes < 0 else size(stats.wire_nbytes)
+        sent = "unknown" if stats.wire_nbytes < 0 else amount(stats.wire_nbytes)
         _log.debug(
             *("rank %d: %s%s by %s: %s, sent %s, ratio %.1f, %s", rank, stats.collective, codec, stats.algorithm),
-            *(size(stats.raw_nbytes), sent, stats.ratio, duration(stats.total_seconds)),
+            *(amount(stats.raw_nbytes), sent, stats.ratio, duration(stats.total_seconds)),
         )

@@ -22,6 +22,7 @@ from ..transports.base import Connection, Group, Persistent, Wire
 from .compiled_plan import Buffers, CompiledPlan, Run
 from .handshake import Handshake
 from .slots import Slot
+from .trace import received, sent
 
 _MOST_KEPT = 1 << 15  # calls plus messages, each of 1 to 2 KiB
 
@@ -84,13 +85,13 @@ class _Notes:
         self._transport, self._program, self._messages = transport, program, messages
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
-        return self._noted(self._transport.send_init(wire, dest, tag))
+        return self._noted(self._transport.send_init(wire, dest, tag), sent(dest), wire)
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        return self._noted(self._transport.recv_init(wire, source, tag))
+        return self._noted(self._transport.recv_init(wire, source, tag), received(source), wire)
 
-    def _noted(self, message: Persistent) -> Pending:
-        self._program.start(message)
+    def _noted(self, message: Persistent, name: str, wire: Wire) -> Pending:
+        self._program.start(message, name, wire.nbytes)
         self._messages.append(message)
         return _NotedMessage(message)
 
@@ -104,10 +105,12 @@ class Programs:
         Transport between all ranks.
     handshake : Handshake
         The handshakes with which calls begin.
+    traced : bool
+        Whether calls record the times of their steps.
     """
 
-    def __init__(self, transport: Connection, handshake: Handshake) -> None:
-        self._transport, self._handshake = transport, handshake
+    def __init__(self, transport: Connection, handshake: Handshake, *, traced: bool = False) -> None:
+        self._transport, self._handshake, self._traced = transport, handshake, traced
         self._kept: dict[_Key, Compiled] = {}  # the oldest first
         self._messages = 0
 
@@ -133,7 +136,7 @@ class Programs:
             if oldest is None:
                 break
             self._forget(oldest)
-        call = self._handshake.collective(plan.plan.signature, level, plan.piggyback, operation)
+        call = self._handshake.collective(plan.plan.signature, level, plan.piggyback, operation, traced=self._traced)
         self._messages += len(messages)
         compiled = self._kept[key] = Compiled(call, operation, messages)
         return compiled
@@ -148,7 +151,7 @@ class Programs:
         assert plan.coders is not None
         coder, raw = plan.coders
         assert isinstance(coder, HostCoder) and isinstance(raw, HostCoder)
-        program, messages = Program(), list[Persistent]()
+        program, messages = Program(self._traced), list[Persistent]()
         noted = replace(plan, coders=Coders(coder.noted(program), raw.noted(program)))
         slot.arena.rewind()
         group = Group(_Notes(self._transport, program, messages), slot.group.tag)

@@ -2,14 +2,17 @@
 #include "bindings.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "exchange.h"
 #include "operation.h"
 #include "wait_policy.h"
 #include "python_calls.h"
+#include "stopwatch.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -22,12 +25,12 @@ namespace {
 // operation follows at once. Otherwise the caller decides how to continue.
 class Collective {
 public:
-    // `piggyback` or None travels with the handshake; `operation` or None follows it.
-    Collective(nb::object handshake, nb::bytes extremes, size_t level, nb::object piggyback, nb::object operation)
+    // `piggyback` or None travels with the handshake; `operation` or None follows it. `traced`: whether to record the times of a run.
+    Collective(nb::object handshake, nb::bytes extremes, size_t level, nb::object piggyback, nb::object operation, bool traced)
         : handshake_object_(handshake), piggyback_object_(piggyback), operation_object_(operation), extremes_(extremes),
           handshake_(nb::cast<Exchange&>(handshake)),
           piggyback_(piggyback.is_none() ? nullptr : &nb::cast<PiggybackReduction&>(piggyback)),
-          operation_(operation.is_none() ? nullptr : &nb::cast<Operation&>(operation)), expected_(level) {}
+          operation_(operation.is_none() ? nullptr : &nb::cast<Operation&>(operation)), expected_(level), traced_(traced) {}
 
     // Begin a run, and continue until a wait exceeds the policy. Return whether the operation has ended.
     bool begin(nb::object x, nb::object out, nb::object residual, uint64_t number, size_t spins, size_t sleeps) {
@@ -37,6 +40,7 @@ public:
         stage_ = Stage::handshake;
         level_.reset();
         begun_ = false;
+        if (traced_) [[unlikely]] times_ = {seconds_now(), 0.0, 0.0};
         if (piggyback_) piggyback_->load(x);
         handshake_.begin(extremes_, piggyback_object_);
         if (operation_ && !operation_->needs_python() && !handshake_.needs_python()) begin_operation();
@@ -82,6 +86,9 @@ public:
     bool done() const { return stage_ == Stage::done; }
     std::optional<size_t> level() const { return level_; }
 
+    // Of the last run, if it is traced: its begin, the end of its handshake, and the end of its operation. 0 if not reached.
+    std::tuple<double, double, double> times() const { return times_; }
+
 private:
     enum class Stage { handshake, agreed, operation, done };
 
@@ -92,6 +99,7 @@ private:
 
     void end_handshake() {
         level_ = handshake_.level();
+        if (traced_) [[unlikely]] std::get<1>(times_) = seconds_now();
         stage_ = operation_ && level_ == expected_ ? Stage::operation : Stage::agreed;
     }
 
@@ -103,6 +111,7 @@ private:
 
     void end() {
         stage_ = Stage::done;
+        if (traced_) [[unlikely]] std::get<2>(times_) = seconds_now();
         x_ = out_ = residual_ = nb::none();
     }
 
@@ -117,14 +126,16 @@ private:
     Stage stage_ = Stage::done;
     bool begun_ = false;
     std::optional<size_t> level_;
+    const bool traced_;
+    std::tuple<double, double, double> times_{};
 };
 
 }  // namespace
 
 void compcoll::bind_collective(nb::module_& m) {
     nb::class_<Collective>(m, "Collective")
-        .def(nb::init<nb::object, nb::bytes, size_t, nb::object, nb::object>(), nb::arg("handshake"), nb::arg("extremes"), nb::arg("level"),
-             nb::arg("piggyback").none(), nb::arg("operation").none())
+        .def(nb::init<nb::object, nb::bytes, size_t, nb::object, nb::object, bool>(), nb::arg("handshake"), nb::arg("extremes"), nb::arg("level"),
+             nb::arg("piggyback").none(), nb::arg("operation").none(), nb::arg("traced") = false)
         .def("begin", &Collective::begin, nb::arg("x").none(), nb::arg("out").none(), nb::arg("residual").none(), nb::arg("number"),
              nb::arg("spins"), nb::arg("sleeps"), "Begin a run, and continue until something must be waited for; return whether it has ended.")
         .def("Test", nb::overload_cast<>(&Collective::advance), "Continue until something must be waited for; return whether there was progress.")
@@ -132,5 +143,6 @@ void compcoll::bind_collective(nb::module_& m) {
              "The same, but first wait: `spins` polls, then sleeps of up to `sleeps` ms.")
         .def_prop_ro("ended", &Collective::ended, "Whether the operation has ended, or the handshake has and no operation follows.")
         .def_prop_ro("done", &Collective::done, "Whether the operation has ended.")
-        .def_prop_ro("level", &Collective::level, "The highest level of all ranks; None before the handshake's end, and if their calls differ.");
+        .def_prop_ro("level", &Collective::level, "The highest level of all ranks; None before the handshake's end, and if their calls differ.")
+        .def_prop_ro("times", &Collective::times, "Of the last run, if traced, by time.perf_counter: its begin, the end of its handshake, and of its operation.");
 }

@@ -3,6 +3,7 @@
 #include "bindings.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -10,7 +11,9 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -36,6 +39,9 @@ using Place = std::tuple<size_t, size_t>;
 struct Step {
     enum class Kind { start, await, encode, decode } kind;
     std::optional<Message> message;
+    std::string name;    // of the message
+    size_t nbytes = 0;   // of the message
+    size_t started = 0;  // the step that starts the message
     nb::object owner;  // keeps the coder alive
     const HostCoder* coder = nullptr;
     size_t n = 0;
@@ -48,11 +54,27 @@ struct Step {
     RngPosition rng_counter{0, 0};
 };
 
+// A step of the last run: its kind, begin and end in seconds, bytes, and name.
+using Span = std::tuple<const char*, double, double, size_t, std::string>;
+
 class Program final : public Operation {
 public:
-    void start(const nb::object& message) { add_message(Step::Kind::start, message); }
+    // `traced`: whether to record when each step begins and ends.
+    explicit Program(bool traced) : traced_(traced) {}
 
-    void await(const nb::object& message) { add_message(Step::Kind::await, message); }
+    // The name and the bytes of the message are for traces.
+    void start(const nb::object& message, std::string name, size_t nbytes) {
+        starts_[message.ptr()] = steps_.size();
+        Step& step = add_message(Step::Kind::start, message);
+        step.name = std::move(name);
+        step.nbytes = nbytes;
+    }
+
+    void await(const nb::object& message) {
+        const auto start = starts_.find(message.ptr());
+        Step& step = add_message(Step::Kind::await, message);
+        step.started = start == starts_.end() ? steps_.size() - 1 : start->second;
+    }
 
     void encode(nb::object coder, size_t n, std::optional<Place> add, double scale, const std::vector<nb::object>& wires,
                 std::optional<Place> kept, bool feed, double residual_scale, uint64_t rng_counter, uint64_t position, nb::object wire,
@@ -86,6 +108,7 @@ public:
         number_ = number;
         encode_seconds_ = decode_seconds_ = wait_seconds_ = 0.0;
         at_ = 0;
+        if (traced_) times_.assign(steps_.size(), {});
         running_ = true;
         end_if_over();
     }
@@ -98,7 +121,7 @@ public:
         if (running_ && at_ < steps_.size()) {
             std::optional<Released> released;
             if (!needs_python_) released.emplace();
-            while (at_ < steps_.size() && run(steps_[at_], policy)) ++at_;
+            while (at_ < steps_.size() && (traced_ ? run_traced(policy) : run(steps_[at_], policy))) ++at_;
         }
         if (!without_gil) end_if_over();  // else the next call with the GIL does this
         return at_ != before;
@@ -119,13 +142,32 @@ public:
 
     Account account() const override { return {wire_nbytes_, raw_nbytes_, encode_seconds_, decode_seconds_, wait_seconds_}; }
 
+    // Return the steps of the last run, if it was traced, and each message that was waited for as "wire", from its start on.
+    std::vector<Span> spans() const {
+        std::vector<Span> found;
+        for (size_t at = 0; at < times_.size(); ++at) {
+            const Step& step = steps_[at];
+            const auto [begun, ended] = times_[at];
+            if (ended == 0.0 || step.kind == Step::Kind::start) continue;
+            if (step.kind == Step::Kind::await) {
+                const Step& start = steps_[step.started];
+                found.emplace_back("wait", begun, ended, start.nbytes, "");
+                found.emplace_back("wire", times_[step.started].first, ended, start.nbytes, start.name);
+            } else {
+                found.emplace_back(step.kind == Step::Kind::encode ? "encode" : "decode", begun, ended, step.n * step.coder->value_size(), "");
+            }
+        }
+        return found;
+    }
+
 private:
-    void add_message(Step::Kind kind, nb::object message) {
+    Step& add_message(Step::Kind kind, nb::object message) {
         Step step{};
         step.kind = kind;
         step.message.emplace(message);
         needs_python_ = needs_python_ || !step.message->without_python();
         steps_.push_back(std::move(step));
+        return steps_.back();
     }
 
     Step kernel(Step::Kind kind, nb::object coder, size_t n, std::optional<Place> add, double scale,
@@ -161,6 +203,15 @@ private:
 
     uint8_t* at(const std::optional<Place>& place) const {
         return place ? given_[std::get<0>(*place)]->at() + std::get<1>(*place) : nullptr;
+    }
+
+    // Run the next step and record its times. Return whether it has completed.
+    bool run_traced(WaitPolicy& policy) {
+        auto& [begun, ended] = times_[at_];
+        if (begun == 0.0) begun = seconds_now();
+        if (!run(steps_[at_], policy)) return false;
+        ended = seconds_now();
+        return true;
     }
 
     // Run a step. Return whether it has completed.
@@ -216,6 +267,9 @@ private:
     }
 
     std::vector<Step> steps_;
+    const bool traced_;
+    std::vector<std::pair<double, double>> times_;  // of each step of a traced run; 0 if it has not begun, or not ended
+    std::unordered_map<PyObject*, size_t> starts_;  // the step that starts each message
     std::vector<std::unique_ptr<Buffer>> memory_;
     std::array<size_t, arrays> needed_{};
     std::array<std::optional<Buffer>, arrays> given_;
@@ -230,13 +284,14 @@ private:
 
 void compcoll::bind_program(nb::module_& m) {
     nb::class_<Program, Operation>(m, "Program")
-        .def(nb::init<>())
-        .def("start", &Program::start, nb::arg("message"))
+        .def(nb::init<bool>(), nb::arg("traced") = false)
+        .def("start", &Program::start, nb::arg("message"), nb::arg("name") = "", nb::arg("nbytes") = 0)
         .def("wait", &Program::await, nb::arg("message"))
         .def("encode", &Program::encode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
              nb::arg("wires"), nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("rng_counter"),
              nb::arg("position"), nb::arg("wire"), nb::arg("decoded").none(), nb::arg("threads"))
         .def("decode", &Program::decode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
              nb::arg("wires"), nb::arg("out"), nb::arg("threads"))
-        .def("sends", &Program::sends, nb::arg("wire_nbytes"), nb::arg("raw_nbytes"), "Set the bytes that every run sends.");
+        .def("sends", &Program::sends, nb::arg("wire_nbytes"), nb::arg("raw_nbytes"), "Set the bytes that every run sends.")
+        .def_prop_ro("spans", &Program::spans, "Kind, begin, end, bytes and name of each step and message of the last run, if traced; times by time.perf_counter.");
 }

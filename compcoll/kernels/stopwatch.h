@@ -4,6 +4,11 @@
 
 namespace compcoll {
 
+// Seconds of the clock that Python's time.perf_counter reads.
+inline double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 // Adds the seconds of its lifetime to a variable.
 class Stopwatch {
 public:

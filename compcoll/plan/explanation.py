@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..codecs.base import Codec
+from ..layout import amount
 from . import choose
 from .accuracy import encodings
 from .call import Call, Setting
@@ -58,7 +59,7 @@ def summary(call: Call, setting: Setting, algorithm: str, codec: Codec | None, e
     error : float or None
         Estimated relative error of the result; None if it is unknown.
     """
-    values = f"rows of {call.rows}" if call.rows is not None else size(call.nbytes)
+    values = f"rows of {call.rows}" if call.rows is not None else amount(call.nbytes)
     asked = "no codec" if call.codec is None else call.codec.label
     if call.tolerance is not None:
         asked = f"codec for tolerance {call.tolerance:g}"
@@ -79,14 +80,6 @@ def summary(call: Call, setting: Setting, algorithm: str, codec: Codec | None, e
     if chosen is not None and chosen is not found[0] and setting.library and call.algorithm != choose.AUTO:
         said.append(f"{found[0].seconds / chosen.seconds:.1f} × as fast as {setting.own} by the model")
     return ", ".join(said)
-
-
-def size(nbytes: int) -> str:
-    """Format bytes with a fitting unit."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes >= 1 << power:
-            return f"{nbytes / (1 << power):.1f} {unit}"
-    return f"{nbytes} bytes"
 
 
 def duration(seconds: float) -> str:

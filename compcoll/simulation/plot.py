@@ -17,13 +17,15 @@ from .run import Scenario, resized
 _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 
 
-def check(path: Path) -> None:
-    """Check that a plot can be written, before anything is simulated.
+def check(path: Path, option: str = "--plot") -> None:
+    """Check that a plot can be written, before anything is computed.
 
     Parameters
     ----------
     path : Path
         The image file.
+    option : str
+        The command's option that names the file, for error texts.
 
     Raises
     ------
@@ -35,12 +37,12 @@ def check(path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
-        raise InvalidArgument('--plot needs matplotlib: pip install "compcoll[plot]"') from None
+        raise InvalidArgument(f'{option} needs matplotlib: pip install "compcoll[plot]"') from None
     supported = FigureCanvasAgg.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in supported:
-        raise InvalidArgument(f"--plot {path}: the suffix must be one of {', '.join(sorted(supported))}")
+        raise InvalidArgument(f"{option} {path}: the suffix must be one of {', '.join(sorted(supported))}")
     if not path.parent.is_dir():
-        raise CompcollError(f"--plot {path}: there is no folder {path.parent}")
+        raise CompcollError(f"{option} {path}: there is no folder {path.parent}")
 
 
 def plot(

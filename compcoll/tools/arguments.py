@@ -13,6 +13,7 @@ from ..codecs import Codec
 from ..codecs.options import OneOf
 from ..codecs.registry import codec_classes, get_codec, is_own, kind_of
 from ..errors import InvalidArgument
+from ..layout import amount as amount
 from ..plan.cost import Link
 
 # Codec options whose names clash with options of the commands.
@@ -116,14 +117,6 @@ def _flag(name: str, of_codecs: list[tuple[type[Codec], Field[Any]]]) -> str:
 def parse_bytes(text: str) -> int:
     """Parse bytes such as ``4096``, ``16M``, ``16MB`` or ``16MiB``. Suffixes are powers of 1024."""
     return round(_parse(text, _BYTES, "a size: bytes are needed, such as 4096, 64K, 16M or 1G"))
-
-
-def amount(nbytes: float) -> str:
-    """Format bytes with a fitting unit, a power of 1024."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes >= 1 << power:
-            return f"{nbytes / (1 << power):.4g} {unit}"
-    return f"{nbytes:.4g} B"
 
 
 def doubling(low: int, high: int) -> list[int]:

@@ -147,6 +147,10 @@ class Connection(Transport):
         """Return a context in which all ranks do the same collective work. An error on one rank is raised on all."""
         return nullcontext()
 
+    def global_ranks(self) -> Sequence[int]:
+        """Return the number of each rank in the whole job: in MPI.COMM_WORLD, or in the default process group."""
+        return range(self.size)
+
     def takes_device_memory(self) -> bool:
         """Return whether wires may be in GPU memory."""
         return False

@@ -195,6 +195,13 @@ class MPITransport(Construction):
         progress = MPIProbe(_library(), _handle(self.comm), MPI.ANY_SOURCE, _ANNOUNCEMENT_TAG)
         find_nodes(self, host_name(), progress)
 
+    def global_ranks(self) -> Sequence[int]:
+        ours, world = self.comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        ranks = ours.Translate_ranks(None, world)
+        ours.Free()
+        world.Free()
+        return ranks
+
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         return self.comm.Isend([wire.buffer, wire.nbytes, MPI.BYTE], dest, tag)
 

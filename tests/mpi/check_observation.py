@@ -66,7 +66,7 @@ def check_lines_of_the_log(comm: MPI.Intracomm) -> None:
         communicator.allreduce(X)
         communicator.free()
     lines = [record.getMessage() for record in records]
-    first = [line for line in lines if line.startswith("allreduce of 16.0 KiB float32")]
+    first = [line for line in lines if line.startswith("allreduce of 16 KiB float32")]
     assert len(first) == 2 * (comm.rank == 0), lines
     ended = [line for line in lines if line.startswith(f"rank {comm.rank}: allreduce")]
     assert len(ended) == 4 and len(lines) == len(first) + len(ended), lines

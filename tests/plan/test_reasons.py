@@ -17,7 +17,7 @@ from compcoll.plan import choose
 from compcoll.plan.call import Call, Setting
 from compcoll.plan.choose import Option
 from compcoll.plan.cost import DEFAULTS
-from compcoll.plan.explanation import _reason, _row, duration, size
+from compcoll.plan.explanation import _reason, _row, duration
 from compcoll.plan.plan import make_plan
 
 
@@ -73,7 +73,7 @@ def summary(codec: Codec | None, algorithm: str, **more: Any) -> str:
 
 
 def test_one_line_on_a_call() -> None:
-    head = "allreduce of 16.0 MiB float32 on 4 ranks: "
+    head = "allreduce of 16 MiB float32 on 4 ranks: "
     gain = r"\d+\.\d × as fast as MPI's own by the model"
     asked = "int8 by ring asked for; ring with int8: that algorithm was asked for"
     assert re.fullmatch(f"{head}{asked}, error 1.1e-02, 3.9 × fewer bytes, {gain}", summary(Int8(), "ring"))
@@ -90,14 +90,6 @@ def test_one_line_on_a_call() -> None:
     assert make_plan(call, setting()).summary.startswith("allgatherv of rows of (3, 2) float32 on 4 ranks: no codec ")
     alone = make_plan(call, setting()._replace(world=World(1)))
     assert alone.summary.endswith("on 1 ranks: no codec asked for; copy: there is one rank")
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (16 << 20, "16.0 MiB"), (3 << 30, "3.0 GiB")],
-)
-def test_sizes(nbytes: int, text: str) -> None:
-    assert size(nbytes) == text
 
 
 @pytest.mark.parametrize(("error", "shown"), [(None, "?"), (0.0, "0"), (0.0123, "1.2e-02")])

@@ -99,13 +99,15 @@ class GroupTransport(LibraryConnection):
     ) -> None:
         self.rank, self.size = group.rank(), group.size()
         self.limit = timedelta(seconds=min(seconds, timedelta.max.total_seconds() / 2))
-        own = packed((__version__, socket.gethostname(), secrets.token_hex(8)))
+        in_job = dist.get_rank() if dist.is_initialized() else self.rank
+        own = packed((__version__, socket.gethostname(), in_job, secrets.token_hex(8)))
         ranks = [unpacked(each) for each in gathered(own, group, device)]
         versions = {version for version, *_ in ranks}
         if len(versions) > 1:
             texts = [f"{version} on rank {rank}" for rank, (version, *_) in enumerate(ranks)]
             raise CollectiveMismatch(f"the ranks run different versions of compcoll: {'; '.join(texts)}")
-        self._hosts = tuple(sorted({name for _, name, _ in ranks}))
+        self._hosts = tuple(sorted({name for _, name, *_ in ranks}))
+        self._global_ranks = [in_job for *_, in_job, _ in ranks]
         # The random key keeps this group's entries apart from those of a later group, which may get the same name.
         store = store_of(group)
         if store is None:
@@ -119,6 +121,9 @@ class GroupTransport(LibraryConnection):
         with self.board.waits("the making of connections"):
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
         find_nodes(self, host or node_name(), lambda: None)
+
+    def global_ranks(self) -> Sequence[int]:
+        return self._global_ranks
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         sent = _memory(wire)
