@@ -22,12 +22,21 @@ from ..transports.base import Connection, Group, Persistent, Wire
 from .compiled_plan import Buffers, CompiledPlan, Run
 from .handshake import Handshake
 from .slots import Slot
-from .trace import received, sent
 
 _MOST_KEPT = 1 << 15  # calls plus messages, each of 1 to 2 KiB
 
 _Key = tuple[CompiledPlan, Slot, int, bool]
 """A plan, a slot, this rank's level in the handshake, and whether there is feedback."""
+
+
+def sent(dest: int) -> str:
+    """Return the name of a message to a rank in a trace."""
+    return f"send to {dest}"
+
+
+def received(source: int) -> str:
+    """Return the name of a message from a rank in a trace."""
+    return f"receive from {source}"
 
 
 class Compiled(NamedTuple):

@@ -27,22 +27,13 @@ from ..stats import HANDSHAKE, OPERATION, WAIT, WIRE, Span, Stats
 from ..transports.base import Connection, Group, Transport, Wire
 from ..transports.nodes import host_name
 from .compiled_plan import CompiledPlan, Run
+from .programs import received, sent
 
 PERIOD = 30 * 86400 * 10**9
 """Timestamps count from the last multiple of this, in nanoseconds since 1970, so that a double holds each of them."""
 
 _lock = threading.Lock()
 _files: dict[tuple[Path, int], _File] = {}
-
-
-def sent(dest: int) -> str:
-    """Return the name of a message to a rank in a trace."""
-    return f"send to {dest}"
-
-
-def received(source: int) -> str:
-    """Return the name of a message from a rank in a trace."""
-    return f"receive from {source}"
 
 
 class _File:

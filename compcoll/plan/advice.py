@@ -15,7 +15,7 @@ def warning(plan: Plan) -> str:
     """Return the text of the `AccuracyWarning` for a plan that `Plan.loses_much`."""
     error, codec, call = plan.error, plan.codec, plan.call
     assert error is not None and codec is not None
-    found = _instead(plan, error / 2, LARGE_ERROR)
+    found = _instead(plan, max(error / 2, LARGE_ERROR), LARGE_ERROR)
     if call.collective in REDUCTIONS and codec.feedback_converges(call.dtype):
         found.append("feedback=compcoll.ErrorFeedback()")
     use = " or ".join(found or ["codec=None"])
