@@ -189,6 +189,16 @@ def check_the_librarys_own_collectives() -> None:
     comm.free()
 
 
+def check_groups_know_their_ranks_in_the_job() -> None:
+    """Their timelines have these numbers."""
+    rank, size = standing()
+    group = dist.new_group(range(1, size))
+    if rank > 0:
+        transport = GroupTransport(group, CPU, 60.0)
+        assert list(transport.global_ranks()) == dist.get_process_group_ranks(group)
+        assert transport.global_ranks()[transport.rank] == rank
+
+
 def check_handles_and_futures_are_pytorchs() -> None:
     rank, size = standing()
     inputs = [normals(size, 3000, seed=seed) for seed in range(5)]
