@@ -37,7 +37,7 @@ from .plan import choose
 from .plan.plan import Plan
 from .plan.profile import profile_for
 from .plan.signature import BUSY, FREE, ON_GPU, Signature, unmade
-from .stats import QUEUE, Stats
+from .stats import QUEUE, Span, Stats
 from .transports import transport_of
 from .transports.base import Connection
 
@@ -191,7 +191,7 @@ class Communicator:
         last = self._last
         if isinstance(last, tuple):  # built only when it is read
             collective, plan, operation, nbytes, seconds = last
-            stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, nbytes)
+            stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, nbytes, error=plan.plan.error)
             store_account(stats, operation)
             stats.total_seconds = seconds
             last = self._last = stats
@@ -880,10 +880,8 @@ class Communicator:
 
 
 def _stats(collective: str, plan: CompiledPlan, buffers: Buffers, *, traced: bool = False) -> Stats:
-    stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
-    if traced:
-        stats.spans = []
-    return stats
+    about, spans = plan.plan, list[Span]() if traced else None
+    return Stats(collective, about.codec_text, about.algorithm, buffers.x.nbytes, error=about.error, spans=spans)
 
 
 def _can_be_known(plan: Plan, buffers: Buffers) -> bool:

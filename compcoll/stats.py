@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .deprecated import renamed_attribute
+from .layout import amount
 
 QUEUE, HANDSHAKE, ENCODE, DECODE = "queue", "handshake", "encode", "decode"
 WAIT, WIRE, OPERATION = "wait", "wire", "operation"
@@ -20,7 +21,7 @@ further, such as MPI's own reduction.
 
 @dataclass(slots=True)
 class Stats:
-    """Statistics of one collective on this rank.
+    """Statistics of one collective on this rank. ``print`` shows them on one line.
 
     Attributes
     ----------
@@ -39,6 +40,8 @@ class Stats:
         ``sparse_native``, the bytes that a rank must send at least, averaged over all ranks.
     raw_sent_nbytes : int
         Bytes that this rank would have sent without a codec, by the same algorithm.
+    error : float or None
+        Estimated relative error of the result, for Gaussian values; None if it is unknown.
     device : str
         The device that ran the codec: ``"host"``, or the GPU's name.
     gpu_transport : str
@@ -68,11 +71,19 @@ class Stats:
     wait_seconds: float = 0.0
     total_seconds: float = 0.0
     wire_format: str = ""
+    error: float | None = 0.0
     device: str = "host"
     gpu_transport: str = ""
     spans: list[Span] | None = field(default=None, repr=False, compare=False)
 
     carrier = renamed_attribute("carrier", "gpu_transport")
+
+    def __str__(self) -> str:
+        values = f"{self.collective} of {amount(self.raw_nbytes)} by {self.algorithm}"
+        lost = "error unknown" if self.error is None else f"estimated error {self.error:.1e}"
+        coded = ", uncompressed" if self.codec is None else f" with {self.codec}: {lost}"
+        fewer = "" if self.codec is None or self.wire_nbytes < 0 else f", {self.ratio:.1f} × fewer bytes"
+        return f"{values}{coded}{fewer}, in {1e3 * self.total_seconds:.3g} ms"
 
     @property
     def ratio(self) -> float:

@@ -162,7 +162,7 @@ class DeviceCollectives(Collectives):
             return (yield from otherwise.steps(otherwise.plan, buffers, run))
         if not plan.setting.streamed:
             gpu_transport, ticket.used, links = None, True, gpu_group.links
-        run.stats.algorithm, run.stats.codec = plan.algorithm, plan.codec_text
+        run.stats.algorithm, run.stats.codec, run.stats.error = plan.algorithm, plan.codec_text, plan.error
         if plan.codec is None:
             buffers = buffers._replace(residual=None)
         if plan.algorithm == choose.NATIVE:

@@ -15,7 +15,6 @@ from ..errors import AccuracyWarning
 from ..gpu.discovery import nvtx_range
 from ..layout import amount
 from ..plan import advice
-from ..plan.explanation import duration
 from ..plan.plan import Plan
 from ..plan.signature import caller
 from ..stats import Stats
@@ -110,9 +109,4 @@ def log_first_call(
 def log_end(rank: int, stats: Stats) -> None:
     """Log the statistics of a call that has ended."""
     if _log.isEnabledFor(logging.DEBUG):
-        codec = "" if stats.codec is None else f" with {stats.codec}"
-        sent = "unknown" if stats.wire_nbytes < 0 else amount(stats.wire_nbytes)
-        _log.debug(
-            *("rank %d: %s%s by %s: %s, sent %s, ratio %.1f, %s", rank, stats.collective, codec, stats.algorithm),
-            *(amount(stats.raw_nbytes), sent, stats.ratio, duration(stats.total_seconds)),
-        )
+        _log.debug("rank %d: %s", rank, stats)

@@ -97,7 +97,10 @@ def test_only_sums_take_feedback() -> None:
     ("plan", "said"),
     [
         (plan_of(get_codec("zfp", rate=8), 16, max_error=0.1), r'is 0\.\d+: use algorithm="direct" \(error 0\.0'),
-        (plan_of(FP8(), max_error=1e-3), r"max_error=0\.001: .* is 0\.\d+: use codec=IntSum\(bits=16, block=2048\) \(error"),
+        (
+            plan_of(FP8(), max_error=1e-3),
+            r"max_error=0\.001: .* is 0\.\d+: use codec=IntSum\(bits=16, block=2048\) \(error",
+        ),
         (plan_of(get_codec("zfp", tolerance=1e-9), max_error=0.1), r"is unknown: use codec=.*\(error 0\.0"),
         (plan_of(TOPK, algorithm="sparse_ring", max_error=0.1), r"is unknown: use codec="),
         (plan_of(MinMax(), max_error=1e-9), r"is 0\.\d+: use codec=None"),
