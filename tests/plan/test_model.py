@@ -17,6 +17,8 @@ from promises import FIXED, FLAT, one_of_each
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, IntSum, MinMax, OneBit, Sign
 from compcoll.__main__ import main
+from compcoll.codecs import ALL
+from compcoll.dtypes import DTYPES
 from compcoll.errors import InvalidArgument, ProfileError
 from compcoll.host.device import HostDevice
 from compcoll.layout import World
@@ -201,6 +203,19 @@ def test_codec_auto_stays_inside_its_budget(tolerance: float, algorithm: str) ->
         assert (stats.codec is None) == (tolerance == 0), stats
     exact = exact_sum(inputs)
     assert np.linalg.norm(result - exact) <= max(tolerance, 1e-6) * np.linalg.norm(exact) * 1.15
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lacking"), [("float32", {"sign"}), ("float64", {"sign"}), ("float16", {"sign", "cast"})]
+)
+def test_codec_auto_knows_every_codec_that_has_an_error(dtype: str, lacking: set[str]) -> None:
+    """The error of votes is unknown. Casts would shorten 16-bit floats no further."""
+    found = list(accuracy.candidates(DEVICE, dtype, 4))
+    assert {codec.name for codec in found} == {cls.name for cls in ALL} - lacking
+    assert Cast("float16") not in found, "values above 65504 would become infinite"
+    assert all(codec.fixed_size and codec.wire_bits(DEVICE, dtype) < 8 * DTYPES[dtype].itemsize for codec in found)
+    assert len(found) == len(set(found))
+    assert IntSum(8) in found and IntSum(8) not in accuracy.candidates(DEVICE, dtype, 200), "200 do not fit 8 bits"
 
 
 def test_codec_auto_as_a_communicators_own_and_for_others() -> None:
