@@ -104,9 +104,9 @@ def allreduce(
         the largest relative error of the result (``"auto:tolerance=1e-2"``): see docs/model.md. ``"topk"`` and the
         other sparse codecs send only some elements: see docs/sparse.md.
     algorithm : str
-        ``"auto"`` takes the algorithm that a cost model predicts to be fastest. It may send values uncompressed in
-        spite of ``codec``; `Communicator.stats` shows what ran. Other names, such as ``"ring"`` and ``"native"`` (MPI's
-        own), and the collectives of each algorithm: docs/algorithms.md.
+        ``"auto"`` weighs time and error, as a cost model predicts them: see docs/model.md. It may send values
+        uncompressed in spite of ``codec``; `Communicator.stats` shows what ran. Other names, such as ``"ring"`` and
+        ``"native"`` (MPI's own), and the collectives of each algorithm: docs/algorithms.md.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; MPI.COMM_WORLD by default.
     out : array, optional

@@ -29,13 +29,13 @@ _never, _always = ModuleType("never"), ModuleType("always")
 setattr(_never, _FLAG, False)
 setattr(_always, _FLAG, True)
 watch: Any = _never
-"""Its ``_is_profiler_enabled`` tells whether to show a call: true if calls are logged at DEBUG or NVTX ranges; else
+"""Its ``_is_profiler_enabled`` is true if calls are shown: logged at DEBUG, or as NVTX ranges; else it is
 PyTorch's own, if PyTorch is loaded.
 """
 
 
 def set_up() -> None:
-    """Follow COMPCOLL_LOG and COMPCOLL_NVTX, as each new communicator does."""
+    """Follow COMPCOLL_LOG and COMPCOLL_NVTX. Called for each new communicator."""
     global _nvtx
     _nvtx = config.nvtx()
     level = config.log_level()
@@ -70,7 +70,7 @@ def in_profiles(name: str) -> Iterator[None]:
 
 
 def name_of(plan: Plan, nbytes: int) -> str:
-    """Return the name of a call's range, such as ``compcoll::allreduce int8 ring 16.0 MiB``."""
+    """Return the name of a call's range, such as ``compcoll::allreduce int8 ring 16 MiB``."""
     codec = [] if plan.codec is None else [plan.codec.label]
     return " ".join([f"compcoll::{plan.call.collective}", *codec, plan.algorithm, amount(nbytes)])
 
@@ -78,7 +78,7 @@ def name_of(plan: Plan, nbytes: int) -> str:
 def log_first_call(
     rank: int, compiled: CompiledPlan, running: Callable[[CompiledPlan], Plan], *, feedback: bool
 ) -> None:
-    """Log what a plan does at its first call, and warn at the first one without feedback if its result loses much.
+    """Log what a plan does at its first call. Warn at the first one without feedback if its estimated error is large.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Timelines of collectives: with COMPCOLL_TRACE=folder each rank writes its own to ``folder/rank-N.json``.
 
-A file is an array of events, one a line, in the format of Chrome's traces, which Perfetto and chrome://tracing show.
+A file is an array of events, one per line, in the format of Chrome's traces, which Perfetto and chrome://tracing show.
 The closing bracket is optional there, so the file of a killed process can be loaded, too.
 
 "Trace Event Format", Google, 2016: metadata ("M") and complete ("X") events in the JSON array format.
@@ -127,16 +127,16 @@ class Trace:
 
         Parameters
         ----------
-        plan : CompiledPlan
-            Its plan.
-        stats : Stats
-            Its statistics.
+        plan, stats : CompiledPlan, Stats
+            What ran.
         number : int
             Its sequence number, equal on all ranks.
         begun : float
             Its begin by `time.perf_counter`.
         """
         spans, stats.spans = stats.spans or [], None
+        if self._failed:
+            return
         ended, codec = time.perf_counter(), plan.plan.codec
         coded = "" if codec is None or stats.codec is None else f"{codec.name} "
         with _lock:
@@ -163,8 +163,7 @@ class Trace:
                 args = identity if kind == HANDSHAKE else {"bytes": nbytes}
                 lines += self._file.event(kind, name or kind, thread, at, to, args)
             try:
-                if not self._failed:
-                    self._file.write(lines)
+                self._file.write(lines)
             except OSError as error:
                 self._failed = True
                 warnings.warn(f"the trace ends here, since it cannot be written: {error}", stacklevel=2)

@@ -29,8 +29,9 @@ def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: 
     `compcoll.algorithms.record.Growth` describes how the error ε of one encoding grows. If the error has a nonzero
     mean, this adds up (`Codec.bias`). Rounding a partial sum of j terms whose error has variance v makes it
     ``v + ε² (j + v)``: errors are encoded again, too. If a codec sends signs, which decode to means of
-    values, the error is not independent of the values, and it is ``v + ε² (j - v)``. No decoded value is larger than
-    the sum of all ranks' largest values, so the relative error is at most ``√((1 + ε²) p - 1)``.
+    values, the error is not independent of the values, and it is ``v + ε² (j - v)``. The variance of a
+    decoded sum is at most ``(1 + ε²) p²``, since magnitudes of p terms add up, so the relative error is at most
+    ``√((1 + ε²) p - 1)``.
 
     Parameters
     ----------

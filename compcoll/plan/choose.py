@@ -87,8 +87,8 @@ ABOUT = 0.99
 """An option counts as equally fast if this fraction of its time is at most the time of the fastest option."""
 
 MORE_TIME, MORE_ERROR = 1.5, 2.0
-"""Among the algorithms with a codec: how much more time an option may take than the fastest for a smaller error, and
-how much more error it may have than the least."""
+"""Among the algorithms with a codec: the largest time relative to the fastest, and the largest error relative to the
+smallest."""
 
 _ADDED_NBYTES = 128 * 1024
 """Bytes from which ``auto`` uses additive codecs. In smaller buffers they gain less than agreeing on scales costs."""
@@ -246,7 +246,8 @@ def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool 
     """
     found, known, nbytes = [], _known(call, setting, blocks), call.nbytes
     own = [name for name in NAMES[call.collective] if name != NATIVE] if call.movable else []
-    shared, compressing = [SHARED_MEMORY] * may_share(call, setting), _codecs(call, setting)
+    shared = [SHARED_MEMORY] * may_share(call, setting)
+    compressing = _codecs(call, setting)
     for algorithm in [NATIVE, *[DISSEMINATION] * known.small, *shared, *own]:
         codecs = [None, *compressing] if algorithm in own else [None]
         ways = [(codec, format_on_wire(algorithm, codec, call, setting)) for codec in codecs]

@@ -32,7 +32,7 @@ LIMIT = 1.3
 _FLOAT32 = 1e-6
 """Rounding to float32 contributes to errors below this."""
 _PER_NODE = 4
-"""Ranks of a node, for algorithms that compress only between nodes."""
+"""Ranks of a node for `hierarchical`, which compresses only between nodes."""
 
 
 def measure(ranks: int, nbytes: int) -> Iterator[Row]:
@@ -52,7 +52,7 @@ def measure(ranks: int, nbytes: int) -> Iterator[Row]:
     algorithms = [record for record in DENSE if "allreduce" in record.steps and not record.by_mpi]
     for codec in (cls(**example.options) for cls in ALL for example in cls.examples):
         for record in algorithms:
-            world = World(ranks, 1 if record.chunked or record.symmetry == "exclusive" else _PER_NODE)
+            world = World(ranks, _PER_NODE if record.name == "hierarchical" else 1)
             loopback = Loopback(ranks, world.per_node)
             result = loopback.run(
                 Communicator(transport).iallreduce(x, codec=codec, algorithm=record.name)
@@ -113,7 +113,7 @@ PAGES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m osu_like_bench.pages.errors", description=measure.__doc__)
+    parser = argparse.ArgumentParser("python -m osu_like_bench.pages.errors", description=__doc__)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("-m", dest="nbytes", type=parse_bytes, default=1 << 20, help="bytes of a rank's buffer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")

@@ -192,7 +192,7 @@ def test_first_examples_print_what_they_say(tmp_path: Path, mpirun: Callable[...
 def test_gains_in_the_readme_are_those_of_choose() -> None:
     text = (TOP / "README.md").read_text()
     (command,) = re.findall(r"^python -m compcoll (choose .*)", text, re.M)
-    told = {link: gain for gain, link in re.findall(r"([\d.]+)(?: times)? at (\d+) Gb/s", text)}
+    told = {link: gain for gain, link in re.findall(r"([\d.]+)\sat\s(\d+)\sGb/s", text)}
     found = {}
     for link in ("1", "10", "25", "100"):
         words = re.sub(r"--link \S+", f"--link {link}gbit --profile defaults", command)
