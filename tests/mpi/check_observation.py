@@ -70,7 +70,7 @@ def check_lines_of_the_log(comm: MPI.Intracomm) -> None:
     assert len(first) == 2 * (comm.rank == 0), lines
     ended = [line for line in lines if line.startswith(f"rank {comm.rank}: allreduce")]
     assert len(ended) == 4 and len(lines) == len(first) + len(ended), lines
-    assert " by shared_memory: " in ended[-1] or comm.size == 1, ended
+    assert " by shared_memory, uncompressed, " in ended[-1] or comm.size == 1, ended
     with logged(logging.WARNING) as records:
         communicator = Communicator(comm)
         communicator.allreduce(X, codec=Int8(), algorithm="ring")
