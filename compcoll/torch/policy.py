@@ -116,7 +116,7 @@ def log_choice(
     what = f"compress: {len(compressed)} of {len(parameters)} parameters ({elements}) for {codec!r}"
     plans = [
         communicator.explain(
-            array_of(torch.empty(max(min(n, largest // dtype.itemsize), 1), dtype=dtype, device=compressed[0].device)),
+            array_of(compressed[0].detach().new_empty(max(min(n, largest // dtype.itemsize), 1), dtype=dtype)),
             collective="reduce_scatter" if scatter else "allreduce",
             op="mean",
             codec=codec,

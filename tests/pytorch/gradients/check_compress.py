@@ -352,9 +352,9 @@ def check_what_is_compressed_is_logged(comm: MPI.Intracomm) -> None:
         (
             {"codec": "int8", "algorithm": "direct"},
             logging.INFO,
-            "compress: 3 of 9 parameters (8700 of 12820 elements) for Int8(block=256): allreduce of 20.5 KiB float32",
+            "compress: 3 of 9 parameters (8700 of 12820 elements) for Int8(block=256): allreduce of 20.48 KiB float32",
         ),
-        ({"codec": "int8"}, logging.WARNING, "nothing will be compressed: allreduce of 20.5 KiB float32"),
+        ({"codec": "int8"}, logging.WARNING, "nothing will be compressed: allreduce of 20.48 KiB float32"),
         ({"codec": "int8", "exclude": ["*"]}, logging.WARNING, "compress: 0 of 9 parameters (0 of 12820 elements)"),
         ({"codec": None}, logging.INFO, "compress: no codec was given"),
     ]
@@ -370,7 +370,7 @@ def check_what_is_compressed_is_logged(comm: MPI.Intracomm) -> None:
     found = [record for record in records if record.getMessage().startswith("compress: ")]
     assert len(found) == (comm.rank == 0)
     assert all("1 of 2 parameters (4200 of 4270 elements)" in record.getMessage() for record in found)
-    assert all(": reduce_scatter of 16.4 KiB float32 on " in record.getMessage() for record in found)
+    assert all(": reduce_scatter of 16.41 KiB float32 on " in record.getMessage() for record in found)
 
 
 def check_only_training_without_feedback_warns(comm: MPI.Intracomm) -> None:

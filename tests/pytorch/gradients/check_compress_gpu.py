@@ -60,7 +60,7 @@ class Model(DistributedDataParallel):
         nn.Module.__init__(self)
         self.module = module
         self.process_group = dist.group.WORLD
-        self._comm_hooks: list[Any] = []
+        self.bucket_bytes_cap, self._comm_hooks = 1 << 20, list[Any]()
         self.find_unused_parameters = self.static_graph = False
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
