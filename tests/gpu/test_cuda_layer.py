@@ -327,7 +327,7 @@ def test_ranges_for_profiles(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COMPCOLL_NVTX", "1")
     world = World(2)
     world.allreduce([fake_cupy.upload(x) for x in normals(2, 100)], codec="zfp", algorithm="ring")
-    calls = {f"compcoll::allreduce zfp rate=8 ring 400 bytes {what}" for what in ("start", "wait")}
+    calls = {f"compcoll::allreduce zfp rate=8 ring 400 B {what}" for what in ("start", "wait")}
     ranges = set(cupy.cuda.nvtx.ranges)
     assert ranges - calls == {"compcoll encode", "compcoll send", "compcoll decode"} and ranges & calls
     world.allreduce([fake_cupy.upload(x) for x in normals(2, 9000)], codec="topk", algorithm="sparse_ring")
