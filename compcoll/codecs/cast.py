@@ -61,7 +61,7 @@ class Cast(Codec):
         return device.coder(("cast", DTYPES[self.dtype].precision, 0), dtype)
 
     def encoding_error(self, dtype: str) -> float:
-        """Return the error measured on normal values."""
+        """Return the error of rounding to the format on the wire."""
         wire = DTYPES[self.dtype]
         return 0.0 if wire.precision >= DTYPES[dtype].precision else float_rounding(wire.rounding)
 

@@ -155,9 +155,8 @@ class DeviceCollectives(Collectives):
             yield from gpu_group.connect(Group(self._transport, run.group.tag))
         plan, gpu_transport, links = gpu_group.plan(call), gpu_group.gpu_transport, None
         on_the_host = not plan.setting.streamed and plan.algorithm in choose.ON_THE_HOST
-        # The first call was checked before the GPU transport was known.
-        too_large = call.max_error is not None and (plan.error is None or plan.error > call.max_error)
-        if on_the_host or too_large:
+        # `exceeds_max_error`: the first call was checked before the GPU transport was known.
+        if on_the_host or plan.exceeds_max_error:
             ticket.used = otherwise.plan.algorithm not in choose.ORDERED
             return (yield from otherwise.steps(otherwise.plan, buffers, run))
         if not plan.setting.streamed:

@@ -86,7 +86,7 @@ public:
     bool done() const { return stage_ == Stage::done; }
     std::optional<size_t> level() const { return level_; }
 
-    // Of the last run, if it is traced: its begin, the end of its handshake, and the end of its operation. 0 if not reached.
+    // When the last run began, and when its handshake and its operation ended, if it is traced. 0: not reached.
     std::tuple<double, double, double> times() const { return times_; }
 
 private:
@@ -144,5 +144,5 @@ void compcoll::bind_collective(nb::module_& m) {
         .def_prop_ro("ended", &Collective::ended, "Whether the operation has ended, or the handshake has and no operation follows.")
         .def_prop_ro("done", &Collective::done, "Whether the operation has ended.")
         .def_prop_ro("level", &Collective::level, "The highest level of all ranks; None before the handshake's end, and if their calls differ.")
-        .def_prop_ro("times", &Collective::times, "Of the last run, if traced, by time.perf_counter: its begin, the end of its handshake, and of its operation.");
+        .def_prop_ro("times", &Collective::times, "When the last run began, and when its handshake and its operation ended, by time.perf_counter, if it is traced.");
 }

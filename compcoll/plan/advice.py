@@ -35,7 +35,7 @@ def check_error(plan: Plan) -> None:
         If it is larger or unknown.
     """
     limit, error = plan.call.max_error, plan.error
-    if limit is None or (error is not None and error <= limit):
+    if limit is None or not plan.exceeds_max_error:
         return
     found = "unknown" if error is None else f"{error:.2g}"
     raise InvalidArgument(

@@ -74,6 +74,12 @@ class Plan:
         return relative_error(self.codec, self.call.dtype, self.call.collective, self.algorithm, self.setting.world)
 
     @property
+    def exceeds_max_error(self) -> bool:
+        """Whether the error is above the call's ``max_error=``, or unknown although that was given."""
+        limit = self.call.max_error
+        return limit is not None and (self.error is None or self.error > limit)
+
+    @property
     def loses_much(self) -> bool:
         """Whether calls without feedback warn of the error: it is large, not by design as with signs, and the caller
         has not said which error is acceptable.

@@ -1,4 +1,4 @@
-"""What is advised where a result would lose too much, against the errors of real sums in float64."""
+"""Advice for calls whose result loses too much, against the errors of real sums in float64."""
 
 from __future__ import annotations
 
