@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import ends
 
 from osu_like_bench.load import Load, under
 
@@ -79,14 +80,4 @@ with under(Load(burners=1), first_on_node=True, barrier=lambda: None):
         assert rank.stdout is not None
         burner = int(rank.stdout.readline())
         os.kill(rank.pid, signal.SIGKILL)
-    end = time.monotonic() + SECONDS
-    while runs(burner) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not runs(burner)
-
-
-def runs(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert ends(burner, SECONDS)
