@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .execute.engine import Request as Request
     from .execute.persistent import PersistentRequest as PersistentRequest
     from .feedback import ErrorFeedback as ErrorFeedback
+    from .mpi import Intracomm as Intracomm
     from .stats import Stats as Stats
     from .tools.check import check_codec as check_codec
 
@@ -52,6 +53,7 @@ _HOMES = {
     "feedback": "ErrorFeedback",
     "execute.engine": "Request",
     "execute.persistent": "PersistentRequest",
+    "mpi": "Intracomm",
     "codecs.registry": "get_codec list_codecs",
     "stats": "Stats",
     "tools.check": "check_codec",

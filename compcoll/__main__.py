@@ -14,6 +14,7 @@ COMMANDS = {
     "cubins": "compile the CUDA kernels ahead, so that no rank does in its first call (needs no GPU)",
     "doctor": "what compcoll finds here, whether it works, and what to change (also under mpirun)",
     "explain": "what the cost model predicts for every algorithm, and what auto chooses",
+    "run": "run a program written for mpi4py with its sums compressed, and print what that saved (under mpirun)",
     "simulate": "how long allreduces would take on a network that is not there, for thousands of ranks",
     "trace": "merge the timelines of a run under COMPCOLL_TRACE, and print where the time went",
     "tune": "measure links, codecs and MPI, and store a profile for algorithm=auto (under mpirun)",

@@ -19,13 +19,14 @@ from compcoll import codecs
 PACKAGE = Path(compcoll.__file__).parent
 
 # Besides the codecs of compcoll's own, which `compcoll.codecs.ALL` lists.
-PUBLIC = """AccuracyWarning Codec Communicator CompcollError ErrorFeedback NumpyCodec PersistentRequest Request Stats
+PUBLIC = """AccuracyWarning Codec Communicator CompcollError ErrorFeedback Intracomm NumpyCodec PersistentRequest Request Stats
 allgather allgather_init allgatherv allreduce allreduce_init alltoall alltoall_init bcast bcast_init check_codec decode
 encode errors get_codec get_communicator iallreduce list_codecs reduce_scatter reduce_scatter_init"""
 
 # From the top: a module imports its own layer and those below. A name is a folder of the package, or a file.
 LAYERS = [
     {"__main__", "simulation", "tools", "torch"},
+    {"mpi"},
     {"api", "communicator", "encoding", "sparse"},
     {"execute"},
     {"plan"},
@@ -49,7 +50,7 @@ LAYERS = [
     },
 ]
 ONLY_IMPORTER = {
-    "mpi4py": {"transports/library"},
+    "mpi4py": {"tools/run", "transports/library"},
     "cupy": {"gpu/device", "gpu/ipc", "gpu/nccl", "gpu/runtime"},
     "torch": {"torch"},
     "zfpy": {"codecs/zfp"},

@@ -99,6 +99,7 @@ class Request:
         self._error: BaseException | None = None
         self.finish: Callable[[Any], Any] | None = None  # converts the result for the caller
         self.range_name = ""  # in profiles; empty if it is not shown
+        self.on_end: Callable[[], None] | None = None  # called when it is done, by the thread that advances it
 
     def begin(
         self,
@@ -202,6 +203,8 @@ class Request:
         self._result, self._error = result, self._release(error)
         self._release = _nothing_to_release  # drops a reference to the communicator, for garbage collection
         self.done = True
+        if self.on_end is not None:
+            self.on_end()
 
 
 class Engine:

@@ -170,7 +170,7 @@ class MPITransport(Construction):
             self.seconds, refused = config.timeout(timeout), None
         except InvalidArgument as error:
             self.seconds, refused = config.DEFAULT_TIMEOUT, error
-        self.comm = duplicate(comm, self.seconds)
+        self.comm = duplicate(MPI.Intracomm(comm), self.seconds)  # not of a subclass, such as `compcoll.Intracomm`
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
         self.compare_versions()

@@ -1,0 +1,563 @@
+"""mpi4py's communicators, with compressed collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from .. import api
+from ..codecs.base import Codec
+from ..communicator import Communicator
+from ..errors import InvalidArgument
+from ..execute.compiled_plan import named_codec
+from ..transports.library import MPI
+from . import requests
+from .messages import TYPES, Message, is_in_place, is_left, nbytes_of, read, read_blocks
+from .settings import Choice, Settings
+
+
+class _Call(NamedTuple):
+    """A collective that compcoll runs.
+
+    Attributes
+    ----------
+    collective : str
+        Its name.
+    x, param, out : array, Any, array or None
+        Its arguments; see `Communicator.call`.
+    root : int
+        The root, if the collective has one.
+    store : callable or None
+        Stores the result where the program expects it, if that is not ``out``.
+    """
+
+    collective: str
+    x: Any
+    param: Any
+    out: Any
+    root: int = 0
+    store: Callable[[Any], None] | None = None
+
+
+_MOST_KNOWN = 4096
+"""The number of kinds of calls whose choice a communicator remembers."""
+
+_Reader = Any
+"""A function that reads the arguments of a method; returns None if the call is left to MPI."""
+
+
+def _sum(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op, inside: int = 1) -> tuple[Any, Any] | None:
+    """Return the input of a sum, ``inside`` times as long as the result, and the result; None: it is left to MPI."""
+    in_place = is_in_place(sendbuf)
+    received = read(recvbuf, comm._settings.least // inside, inside if in_place else 1)
+    if received is None or received.values is None or op != MPI.SUM:
+        return None
+    if in_place:
+        return received.values, received.values
+    sent = read(sendbuf, 0, inside)
+    if sent is None or sent.values is None or sent.values.dtype != received.values.dtype:
+        return None
+    return (sent.values, received.values) if sent.nbytes == inside * received.nbytes else None
+
+
+def _allreduce(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> _Call | None:
+    if (found := _sum(comm, sendbuf, recvbuf, op)) is None:
+        return None
+    return _Call("allreduce", found[0], "sum", found[1])
+
+
+def _reduce(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> _Call | None:
+    if comm.rank == root:
+        found = _sum(comm, sendbuf, recvbuf, op)
+        return None if found is None else _Call("reduce", found[0], ("sum", root), found[1], root)
+    sent = read(sendbuf, comm._settings.least)
+    if sent is None or sent.values is None or op != MPI.SUM:
+        return None
+    return _Call("reduce", sent.values, ("sum", root), None, root)
+
+
+def _reduce_scatter_block(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> _Call | None:
+    found = _sum(comm, sendbuf, recvbuf, op, comm.size)
+    return None if found is None else _scattered(comm, *found)
+
+
+def _reduce_scatter(
+    comm: Intracomm, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: MPI.Op = MPI.SUM
+) -> _Call | None:
+    if recvcounts is None or len(recvcounts) != comm.size or len(set(recvcounts)) != 1:
+        return None  # blocks of which only this rank knows, or uneven ones
+    found = _sum(comm, sendbuf, recvbuf, op, 1 if is_in_place(sendbuf) else comm.size)
+    if found is None or found[0].size not in (factor * comm.size * recvcounts[0] for factor in (1, 2)):
+        return None  # a complex element is a pair
+    return _scattered(comm, *found)
+
+
+def _scattered(comm: Intracomm, x: Any, out: Any) -> _Call:
+    if x is not out:
+        return _Call("reduce_scatter", x, "sum", out)
+    block = out[: out.size // comm.size]  # MPI's place for a result in place
+    return _Call("reduce_scatter", x, "sum", None, store=partial(_copy, block))
+
+
+def _bcast(comm: Intracomm, buf: Any, root: int = 0) -> _Call | None:
+    message = read(buf, comm._settings.least)
+    if message is None or not comm._agree(message):
+        return None
+    # MPI reads the root's buffer alone, which may therefore be read-only.
+    out = message.values if getattr(message.values.flags, "writeable", True) or comm.rank != root else None
+    return _Call("bcast", message.values, root, out, root)
+
+
+def _allgather(comm: Intracomm, sendbuf: Any, recvbuf: Any) -> _Call | None:
+    received = read(recvbuf, comm._settings.least, comm.size)
+    if received is None:
+        return None
+    sent = _own_block(comm, received) if is_in_place(sendbuf) else read(sendbuf)
+    if not comm._agree(sent, received, ratio=comm.size) or sent is None:
+        return None
+    return _Call("allgather", sent.values, None, received.values.reshape(comm.size, -1))
+
+
+def _gather(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Call | None:
+    received = read(recvbuf, blocks=comm.size) if comm.rank == root else None
+    sent = read(sendbuf) if received is None or not is_in_place(sendbuf) else _own_block(comm, received)
+    if sent is None or sent.nbytes < comm._settings.least:
+        return None
+    if comm.rank != root:
+        return _Call("gather", sent.values, root, None, root) if comm._agree(sent) else None
+    if not comm._agree(sent, received, ratio=comm.size) or received is None:
+        return None
+    return _Call("gather", sent.values, root, received.values.reshape(comm.size, -1), root)
+
+
+def _scatter(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Call | None:
+    sent = read(sendbuf, blocks=comm.size) if comm.rank == root else None
+    in_place = is_in_place(recvbuf) and sent is not None
+    received = _own_block(comm, sent) if in_place and sent is not None else read(recvbuf)
+    if received is None or received.nbytes < comm._settings.least:
+        return None
+    if comm.rank != root:
+        if not comm._agree(received):
+            return None
+        shape = np.empty(comm.size * received.values.size, received.values.dtype)  # of which no value is read
+        return _Call("scatter", shape, root, received.values, root)
+    if not comm._agree(received, sent, ratio=comm.size) or sent is None:
+        return None
+    return _Call("scatter", sent.values, root, None if in_place else received.values, root)
+
+
+def _alltoall(comm: Intracomm, sendbuf: Any, recvbuf: Any) -> _Call | None:
+    received = read(recvbuf, comm._settings.least, comm.size)
+    if received is None:
+        return None
+    sent = received if is_in_place(sendbuf) else read(sendbuf, blocks=comm.size)
+    if not comm._agree(sent, received) or sent is None:
+        return None
+    return _Call("alltoall", sent.values.copy() if sent is received else sent.values, None, received.values)
+
+
+def _allgatherv(comm: Intracomm, sendbuf: Any, recvbuf: Any) -> _Call | None:
+    received = read_blocks(recvbuf, comm.size)
+    if received is None or received.nbytes < comm._settings.least:
+        return None
+    sent = _own_block(comm, received) if is_in_place(sendbuf) else read(sendbuf)
+    if not comm._agree(sent, received, ratio=None) or sent is None:
+        return None
+    return _Call("allgatherv", sent.values, None, None, store=received.store)
+
+
+def _gatherv(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Call | None:
+    received = read_blocks(recvbuf, comm.size) if comm.rank == root else None
+    sent = read(sendbuf) if received is None or not is_in_place(sendbuf) else _own_block(comm, received)
+    messages = (sent, received) if comm.rank == root else (sent,)
+    if not comm._agree(*messages, ratio=None) or sent is None:
+        return None
+    counts = tuple(sent.values.size if rank == root else 0 for rank in range(comm.size))
+    return _Call("alltoallv", sent.values, counts, None, store=_ignore if received is None else received.store)
+
+
+def _scatterv(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Call | None:
+    sent = read_blocks(sendbuf, comm.size) if comm.rank == root else None
+    in_place = is_in_place(recvbuf) and sent is not None
+    received = _own_block(comm, sent) if in_place and sent is not None else read(recvbuf)
+    messages = (received, sent) if comm.rank == root else (received,)
+    if not comm._agree(*messages, ratio=None) or received is None:
+        return None
+    x, counts = (received.values[:0], [0] * comm.size) if sent is None else (sent.joined(), sent.counts)
+    store = _ignore if in_place else partial(_copy, received.values)
+    return _Call("alltoallv", x, tuple(counts or ()), None, store=store)
+
+
+def _alltoallv(comm: Intracomm, sendbuf: Any, recvbuf: Any) -> _Call | None:
+    received = read_blocks(recvbuf, comm.size)
+    sent = received if is_in_place(sendbuf) else read_blocks(sendbuf, comm.size)
+    if not comm._agree(sent, received, ratio=None) or sent is None or received is None:
+        return None
+    return _Call("alltoallv", sent.joined(), tuple(sent.counts or ()), None, store=received.store)
+
+
+def _own_block(comm: Intracomm, message: Message) -> Message:
+    """Return this rank's block of a message in place, a copy."""
+    if message.values is None:
+        return message
+    if message.counts is None or message.displacements is None:
+        count = message.values.size // comm.size
+        at = comm.rank * count
+    else:
+        count, at = message.counts[comm.rank], message.displacements[comm.rank]
+    values = message.values[at : at + count].copy()
+    return Message(values.nbytes, values)
+
+
+def _copy(out: Any, result: Any) -> None:
+    out[:] = result
+
+
+def _ignore(result: Any) -> None:
+    pass
+
+
+def _method(name: str, reader: _Reader, *, moves: bool = False) -> Any:
+    """Return a blocking method, which reads its arguments and runs the call, or leaves it to MPI.
+
+    ``moves``: whether it only moves values.
+    """
+    own = getattr(MPI.Intracomm, name)
+
+    @wraps(own)
+    def method(self: Intracomm, *args: Any, **kwargs: Any) -> Any:
+        settings = self._settings
+        if settings.totals is not None:
+            may = settings.moved if moves else settings.sums
+            call = reader(self, *args, **kwargs) if may else None
+            return self._counted(name, call, partial(own, self, *args, **kwargs))
+        if not settings.sums or (moves and not settings.moved):
+            return own(self, *args, **kwargs)
+        key = None
+        if not moves and len(args) > 1:  # equal calls were left to MPI
+            array = args[1] if is_in_place(args[0]) else args[0]
+            if type(array) is ndarray and (key := (name, array.nbytes, array.dtype)) in self._left:
+                return own(self, *args, **kwargs)
+        call = reader(self, *args, **kwargs)
+        if call is not None and (choice := self._chosen(call)) is not None:
+            return self._run(call, choice)
+        if key is not None and (call is not None or is_left(array, settings.least)):
+            if len(self._left) >= _MOST_KNOWN:
+                self._left.clear()
+            self._left.add(key)
+        return own(self, *args, **kwargs)
+
+    return method
+
+
+def _nonblocking(name: str, reader: _Reader) -> Any:
+    """Return a nonblocking method."""
+    return _starting(name, reader, lambda begin: begin())
+
+
+def _persistent(name: str, reader: _Reader) -> Any:
+    """Return a method that creates a persistent request."""
+    return _starting(name, reader, requests.Prequest)
+
+
+def _starting(name: str, reader: _Reader, request: Callable[[Callable[[], MPI.Request]], MPI.Request]) -> Any:
+    own: Callable[..., MPI.Request] = getattr(MPI.Intracomm, name)
+    read = reader.__code__.co_argcount - 1  # the others are for MPI, such as an MPI.Info
+
+    @wraps(own)
+    def method(self: Intracomm, *args: Any, **kwargs: Any) -> MPI.Request:
+        named = {key: value for key, value in kwargs.items() if key != "info"}
+        call = reader(self, *args[:read], **named) if self._settings.sums else None
+        begin = None if call is None else self._begins(name, call)
+        if begin is not None:
+            return request(begin)
+        if self._settings.totals is not None:
+            counted = call if self._settings.dry_run else None
+            own_request: MPI.Request = self._counted(name, counted, partial(own, self, *args, **kwargs))
+            return own_request
+        return own(self, *args, **kwargs)
+
+    return method
+
+
+def _adopting(own: Callable[..., Any]) -> Any:
+    """Return a method that creates a communicator, with the settings of this one."""
+
+    @wraps(own)
+    def method(self: Intracomm, *args: Any, **kwargs: Any) -> Any:
+        return self._adopt(own(self, *args, **kwargs))
+
+    return method
+
+
+class Intracomm(MPI.Intracomm):
+    """An mpi4py communicator whose large sums are compressed; everything else is MPI's own.
+
+    It is used like `mpi4py.MPI.Intracomm`, with arrays, ``[data, count, datatype]``, ``[data, counts, displacements,
+    datatype]`` or ``MPI.IN_PLACE``. Compressed are ``Allreduce``, ``Reduce``, ``Reduce_scatter`` (of equal blocks) and
+    ``Reduce_scatter_block``, also in their nonblocking and persistent forms, of contiguous float16, bfloat16, float32
+    and float64 values, and of complex ones as pairs, if ``op`` is ``MPI.SUM``. Lower-case methods, which pickle, are
+    mpi4py's.
+
+    ``Dup``, ``Split``, ``Create_cart`` and all other methods that make a communicator of this one give it the same
+    settings.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The communicator, which is not duplicated: both are the same to MPI.
+    codec : str or Codec, optional
+        The codec, as in `compcoll.allreduce`; None: nothing is compressed.
+    min_bytes : int, optional
+        Bytes of a rank's message from which messages are compressed. By default they are compressed if the cost model
+        predicts that this is faster. All ranks must give the same.
+    moved : bool
+        Whether values that are only moved are compressed, too: those of ``Bcast``, ``Allgather(v)``, ``Gather(v)``,
+        ``Scatter(v)`` and ``Alltoall(v)``. The ranks then agree, by an allreduce of 4 bytes before each of these of at
+        least ``min_bytes`` (before every ``Gatherv``, ``Scatterv`` and ``Alltoallv``), that all of them can. Their
+        nonblocking and persistent forms stay MPI's own, since they may not wait for an agreement.
+    **codec_options
+        Options of a codec given by name.
+
+    Raises
+    ------
+    InvalidArgument
+        If the codec or its options are invalid.
+
+    Notes
+    -----
+    A compressed nonblocking call returns a request that all functions of mpi4py complete, such as
+    ``MPI.Request.Waitall``. A thread advances the collective, so MPI must have been initialized with
+    ``MPI.THREAD_MULTIPLE``, as mpi4py does; otherwise nonblocking calls are MPI's own. Requests of persistent calls
+    are started by ``Start``, not by ``MPI.Prequest.Startall``.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> comm = compcoll.Intracomm(MPI.COMM_WORLD, codec="zfp", rate=16)
+    >>> x, total = np.ones(4096, np.float32), np.empty(4096, np.float32)
+    >>> comm.Allreduce(x, total, op=MPI.SUM)
+    """
+
+    _settings: Settings
+    _choices: dict[tuple[Any, ...], Choice | None]
+    _left: set[tuple[Any, ...]]
+    _communicator: Communicator | None
+
+    def __new__(
+        cls,
+        comm: MPI.Intracomm | None = None,
+        codec: str | Codec | None = None,
+        *,
+        min_bytes: int | None = None,
+        moved: bool = False,
+        **codec_options: Any,
+    ) -> Any:
+        """Create the communicator. `Dup` and others create it without arguments, and set `_settings` afterwards."""
+        if comm is not None and not isinstance(comm, MPI.Intracomm):
+            raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
+        if min_bytes is not None and (not isinstance(min_bytes, int) or min_bytes < 0):
+            raise InvalidArgument(f"min_bytes={min_bytes!r}: a number of bytes is needed, 0 or more")
+        named_codec(codec, codec_options)
+        return cls._with(comm, Settings(codec, codec_options, min_bytes, moved))
+
+    @classmethod
+    def _with(cls, comm: MPI.Comm | None, settings: Settings) -> Any:
+        # mpi4py's topologies are subclasses of Intracomm, but their own `__new__` refuses this class.
+        self = MPI.Intracomm.__new__(cls, comm)
+        self._settings, self._choices, self._left, self._communicator = settings, {}, set(), None
+        return self
+
+    Allreduce = _method("Allreduce", _allreduce)
+    Reduce = _method("Reduce", _reduce)
+    Reduce_scatter = _method("Reduce_scatter", _reduce_scatter)
+    Reduce_scatter_block = _method("Reduce_scatter_block", _reduce_scatter_block)
+    Bcast = _method("Bcast", _bcast, moves=True)
+    Allgather = _method("Allgather", _allgather, moves=True)
+    Allgatherv = _method("Allgatherv", _allgatherv, moves=True)
+    Gather = _method("Gather", _gather, moves=True)
+    Gatherv = _method("Gatherv", _gatherv, moves=True)
+    Scatter = _method("Scatter", _scatter, moves=True)
+    Scatterv = _method("Scatterv", _scatterv, moves=True)
+    Alltoall = _method("Alltoall", _alltoall, moves=True)
+    Alltoallv = _method("Alltoallv", _alltoallv, moves=True)
+
+    Iallreduce = _nonblocking("Iallreduce", _allreduce)
+    Ireduce = _nonblocking("Ireduce", _reduce)
+    Ireduce_scatter = _nonblocking("Ireduce_scatter", _reduce_scatter)
+    Ireduce_scatter_block = _nonblocking("Ireduce_scatter_block", _reduce_scatter_block)
+
+    Allreduce_init = _persistent("Allreduce_init", _allreduce)
+    Reduce_init = _persistent("Reduce_init", _reduce)
+    Reduce_scatter_init = _persistent("Reduce_scatter_init", _reduce_scatter)
+    Reduce_scatter_block_init = _persistent("Reduce_scatter_block_init", _reduce_scatter_block)
+
+    Dup = _adopting(MPI.Intracomm.Dup)
+    Dup_with_info = _adopting(MPI.Intracomm.Dup_with_info)
+    Clone = _adopting(MPI.Intracomm.Clone)
+    Idup = _adopting(MPI.Intracomm.Idup)
+    Idup_with_info = _adopting(MPI.Intracomm.Idup_with_info)
+    Create = _adopting(MPI.Intracomm.Create)
+    Create_group = _adopting(MPI.Intracomm.Create_group)
+    Create_cart = _adopting(MPI.Intracomm.Create_cart)
+    Create_graph = _adopting(MPI.Intracomm.Create_graph)
+    Create_dist_graph = _adopting(MPI.Intracomm.Create_dist_graph)
+    Create_dist_graph_adjacent = _adopting(MPI.Intracomm.Create_dist_graph_adjacent)
+    Split = _adopting(MPI.Intracomm.Split)
+    Split_type = _adopting(MPI.Intracomm.Split_type)
+    Shrink = _adopting(MPI.Intracomm.Shrink)
+
+    def _adopt(self, made: Any) -> Any:
+        """Return a communicator that was made of this one, with its settings; also the first one of a pair."""
+        if isinstance(made, tuple):
+            return self._adopt(made[0]), *made[1:]
+        if isinstance(made, Intracomm):
+            made._settings = self._settings
+            return made
+        return _CLASSES[type(made)]._with(made, self._settings)
+
+    def _agree(self, *messages: Message | None, ratio: int | None = 1) -> bool:
+        """Return whether all ranks can have a call compressed, as far as each knows from its own arguments. Collective.
+
+        Parameters
+        ----------
+        *messages : Message or None
+            The messages of this rank, as they could be read.
+        ratio : int or None
+            The size of the second message relative to the first one; None if the sizes are not alike on all ranks.
+        """
+        known = [message for message in messages if message is not None and message.values is not None]
+        types = {message.values.dtype for message in known}
+        able = len(known) == len(messages) and len(types) == 1
+        if len(known) == 2 and ratio is not None:
+            able = able and known[1].nbytes == ratio * known[0].nbytes
+        nbytes = max((message.nbytes for message in known), default=0)
+        kind = TYPES.index(types.pop()) if able else 0
+        facts = np.array([not able, nbytes, kind, -kind], np.int64)
+        MPI.Intracomm.Allreduce(self, MPI.IN_PLACE, facts, MPI.MAX)
+        unable, most, last, first = facts.tolist()
+        return not unable and last == -first and most >= self._settings.least
+
+    def _chosen(self, call: _Call) -> Choice | None:
+        """Return how a call runs; None if it is left to MPI.
+
+        The first call creates the `Communicator`, collectively.
+        """
+        x = call.x
+        key = (call.collective, x.size, x.dtype, call.root)
+        if key in self._choices:
+            return self._choices[key]
+        if self._communicator is None:
+            self._communicator = api.get_communicator(self)
+        if len(self._choices) >= _MOST_KNOWN:
+            self._choices.clear()
+        choice = self._choices[key] = self._settings.choice(self._communicator, call.collective, x, call.root)
+        return choice
+
+    def _run(self, call: _Call, choice: Choice) -> None:
+        """Run a call."""
+        assert self._communicator is not None
+        asked = (choice.codec, choice.algorithm, self._settings.of_calls)
+        result = self._communicator.call(call.collective, call.x, call.param, call.out, None, asked)
+        if call.store is not None:
+            call.store(result)
+
+    def _counted(self, name: str, call: _Call | None, own: Callable[[], Any]) -> Any:
+        """Run a call, or leave it to MPI, and count it."""
+        settings, started = self._settings, perf_counter()
+        choice = None if call is None else self._chosen(call)
+        totals = settings.totals
+        assert totals is not None
+        if call is not None and choice is not None and not settings.dry_run:
+            self._run(call, choice)
+            assert self._communicator is not None and self._communicator.stats is not None
+            self._count(name, call, choice, self._communicator.stats.ratio, perf_counter() - started)
+            return None
+        result = own()
+        seconds = perf_counter() - started
+        if call is None or choice is None:
+            totals.left(name, max(map(nbytes_of, _buffers(own))), seconds)
+        else:
+            self._count(name, call, choice._replace(native_seconds=seconds), choice.ratio, choice.seconds)
+        return result
+
+    def _count(self, name: str, call: _Call, choice: Choice, ratio: float, seconds: float) -> None:
+        totals, nbytes = self._settings.totals, call.x.nbytes
+        if totals is not None:
+            saved = round(nbytes * (1 - 1 / ratio))
+            totals.compressed(name, nbytes, saved, choice.error, seconds, choice.native_seconds)
+
+    def _begins(self, name: str, call: _Call) -> Callable[[], MPI.Request] | None:
+        """Return a function that begins a call and returns its request; None if the call is left to MPI."""
+        choice = self._chosen(call)
+        if choice is None or self._settings.dry_run or (communicator := self._with_thread()) is None:
+            return None
+        asked = (choice.codec, choice.algorithm, self._settings.of_calls)
+
+        def begin() -> MPI.Request:
+            request = communicator.start(call.collective, call.x, call.param, call.out, None, asked)
+
+            def ended() -> None:
+                result = request.wait()
+                if call.store is not None:
+                    call.store(result)
+                self._count(name, call, choice, request.stats.ratio, request.stats.total_seconds)
+
+            return requests.begun(request, ended)
+
+        return begin
+
+    def _with_thread(self) -> Communicator | None:
+        """Return the `Communicator` whose collectives advance in a thread; None without MPI.THREAD_MULTIPLE.
+
+        The first call creates it, collectively.
+        """
+        kept = self.Get_attr(_WITH_THREAD)
+        if kept is None:
+            try:
+                kept = Communicator(self, progress="thread")
+            except InvalidArgument:  # on all ranks alike
+                kept = False
+            self.Set_attr(_WITH_THREAD, kept)
+        return kept if isinstance(kept, Communicator) else None
+
+
+class Cartcomm(Intracomm, MPI.Cartcomm):
+    """An mpi4py communicator with a Cartesian topology; see `Intracomm`."""
+
+    Sub = _adopting(MPI.Cartcomm.Sub)
+
+
+class Graphcomm(Intracomm, MPI.Graphcomm):
+    """An mpi4py communicator with a graph topology; see `Intracomm`."""
+
+
+class Distgraphcomm(Intracomm, MPI.Distgraphcomm):
+    """An mpi4py communicator with a distributed graph topology; see `Intracomm`."""
+
+
+_CLASSES: dict[type, type[Intracomm]] = {
+    MPI.Intracomm: Intracomm,
+    MPI.Cartcomm: Cartcomm,
+    MPI.Graphcomm: Graphcomm,
+    MPI.Distgraphcomm: Distgraphcomm,
+}
+
+
+def _buffers(own: Callable[[], Any]) -> list[Any]:
+    """Return the arguments of a method of mpi4py that was not called yet, without the communicator."""
+    assert isinstance(own, partial)
+    return [*own.args[1:], *own.keywords.values(), None]
+
+
+def _free(owner: MPI.Comm, key: int, kept: Communicator | bool) -> None:
+    if isinstance(kept, Communicator) and not MPI.Is_finalized():
+        kept.free()
+
+
+_WITH_THREAD = MPI.Comm.Create_keyval(delete_fn=_free)

@@ -1,0 +1,219 @@
+"""Messages as mpi4py's programs specify them, read as arrays."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy import ndarray
+
+from ..dtypes import DTYPES, HALVES
+from ..host.foreign import as_numpy, gpu_memory, is_foreign
+from ..transports.library import MPI
+
+Array = npt.NDArray[Any]
+
+_REALS = {dtype.numpy: dtype.numpy for dtype in DTYPES.values()}
+_REALS |= {np.dtype(np.complex64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.float64)}
+"""The element types that codecs take, and complex ones, each with the type of its parts."""
+
+_HALVES = tuple(DTYPES[name].numpy for name in HALVES)
+
+TYPES = tuple(dtype.numpy for dtype in DTYPES.values())
+"""The element types that codecs take."""
+
+_OF_MPI: dict[str, np.dtype[Any]] = {dtype.char: dtype for dtype in _REALS if dtype not in _HALVES}
+"""The element types of MPI's predefined datatypes that can be compressed, by `MPI.Datatype.typechar`."""
+
+
+class Message(NamedTuple):
+    """The values of a message.
+
+    Attributes
+    ----------
+    nbytes : int
+        Their bytes.
+    values : array or None
+        The values in the order of memory, complex ones as pairs: a view. None if no codec takes them.
+    counts, displacements : list of int, or None
+        For a message that consists of one block for each rank: the blocks' lengths and places in ``values``.
+    """
+
+    nbytes: int
+    values: Any
+    counts: list[int] | None = None
+    displacements: list[int] | None = None
+
+    def joined(self) -> Array:
+        """Return the blocks one after the other: a view if they lie so, else a copy."""
+        assert self.counts is not None and self.displacements is not None
+        begin = self.displacements[0] if self.displacements else 0
+        if self.displacements == _after_each_other(self.counts, begin):
+            joined: Array = self.values[begin : begin + sum(self.counts)]
+            return joined
+        parts = zip(self.displacements, self.counts, strict=True)
+        return np.concatenate([self.values[at : at + count] for at, count in parts])
+
+    def store(self, joined: Array) -> None:
+        """Store blocks that lie one after the other."""
+        assert self.counts is not None and self.displacements is not None
+        begin = 0
+        for at, count in zip(self.displacements, self.counts, strict=True):
+            self.values[at : at + count] = joined[begin : begin + count]
+            begin += count
+
+
+def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
+    """Read a message: an array, or a sequence ``[data, count, displacement, datatype]`` as mpi4py takes it.
+
+    Parameters
+    ----------
+    spec : array or sequence
+        The message.
+    least : int
+        A message of fewer bytes is left to mpi4py, unless it consists of 16-bit floats, which MPI cannot send.
+    blocks : int
+        The number of blocks that the message has; a count that is given is that of one block.
+
+    Returns
+    -------
+    Message or None
+        None if mpi4py must look at the message itself, and may refuse it.
+    """
+    if type(spec) is ndarray:
+        if is_left(spec, least):
+            return None
+        return Message(spec.nbytes, _flat(spec, spec.dtype)) if spec.flags.forc else None
+    try:
+        data, count, displacement, datatype = _parts(spec)
+        if count is not None and datatype is not None and count * blocks * _extent(datatype) < least:
+            return None  # MPI has no 16-bit floats
+        array, dtype, itemsize = _array(data, datatype)
+        begin = 0 if displacement is None else operator.index(displacement)
+        length = array.nbytes // itemsize - begin
+        n = length if count is None else operator.index(count) * blocks
+        if not 0 <= n <= length or begin < 0 or (n * itemsize < least and dtype not in _HALVES):
+            return None
+        if dtype is None:
+            return Message(n * itemsize, None)
+        if array.dtype != dtype:
+            array = array.reshape(-1).view(np.uint8)[: (begin + n) * itemsize].view(dtype)
+        values = _flat(array, dtype)
+        factor = itemsize // _REALS[dtype].itemsize
+        return Message(n * itemsize, values[begin * factor : (begin + n) * factor])
+    except Exception:  # mpi4py says what is wrong with it
+        return None
+
+
+def is_in_place(spec: Any) -> bool:
+    """Return whether a message stands for the buffer of the other one; mpi4py takes None for MPI.IN_PLACE."""
+    return spec is None or spec is MPI.IN_PLACE
+
+
+def is_left(array: Array, least: int) -> bool:
+    """Return whether a NumPy array is left to MPI because it is small or because no codec takes its elements.
+
+    Small arrays of 16-bit floats, which MPI cannot send, are not left to it.
+    """
+    real = _REALS.get(array.dtype)
+    return real is None or (array.nbytes < least and real not in _HALVES)
+
+
+def _extent(datatype: MPI.Datatype | str) -> int:
+    return (MPI.Datatype.fromcode(datatype) if isinstance(datatype, str) else datatype).extent
+
+
+def read_blocks(spec: Any, blocks: int) -> Message | None:
+    """Read a message that has one block for each rank, of its own length, as mpi4py takes it; see `read`."""
+    try:
+        data, counts, displacements, datatype = _parts(spec)
+        array, dtype, itemsize = _array(data, datatype)
+        if dtype is None:
+            return Message(array.nbytes, None)
+        if counts is None:
+            whole, more = divmod(array.nbytes // itemsize, blocks)
+            counts = [whole + (more > rank) for rank in range(blocks)]
+        counts = _one_each(counts, blocks)
+        if displacements is None:
+            displacements = _after_each_other(counts)
+        elif not isinstance(displacements, Sequence | ndarray):
+            displacements = [operator.index(displacements) * rank for rank in range(blocks)]
+        displacements = _one_each(displacements, blocks)
+        if array.dtype != dtype:
+            array = array.reshape(-1).view(np.uint8)[: array.nbytes // itemsize * itemsize].view(dtype)
+        values, factor = _flat(array, dtype), itemsize // _REALS[dtype].itemsize
+        ends = [at + count for at, count in zip(displacements, counts, strict=True)]
+        if min(*counts, *displacements, 0) < 0 or max(ends) * factor > values.size:
+            return None
+        nbytes = sum(counts) * itemsize
+        return Message(nbytes, values, [factor * n for n in counts], [factor * n for n in displacements])
+    except Exception:  # mpi4py says what is wrong with it
+        return None
+
+
+def nbytes_of(spec: Any) -> int:
+    """Return the bytes of a message, for statistics; 0 if it has none of its own, such as MPI.IN_PLACE."""
+    message = None if is_in_place(spec) else read(spec)
+    return 0 if message is None else message.nbytes
+
+
+def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the data, count, displacement and datatype of a message; None for each that is not given."""
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    data, *rest = spec
+    datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+    count = rest[0] if rest else None
+    if len(rest) == 2:
+        count, displacement = rest
+        return data, count, displacement, datatype
+    if len(rest) < 2 and isinstance(count, tuple):
+        count, displacement = count
+        return data, count, displacement, datatype
+    if len(rest) > 2:
+        raise TypeError
+    return data, count, None, datatype
+
+
+def _array(data: Any, datatype: MPI.Datatype | str | None) -> tuple[Any, np.dtype[Any] | None, int]:
+    """Return the array of a message's data, its element type (None if no codec takes it) and bytes of an element."""
+    array = as_numpy(data, "the message") if is_foreign(data) else data
+    if not isinstance(array, ndarray) and not gpu_memory(array):
+        array = np.asarray(memoryview(array))
+    if isinstance(array, ndarray) and not array.flags.forc:
+        raise TypeError
+    if datatype is None:
+        dtype = np.dtype(array.dtype)
+        return array, dtype if dtype in _REALS else None, dtype.itemsize
+    if isinstance(datatype, str):
+        datatype = MPI.Datatype.fromcode(datatype)
+    found, extent = _OF_MPI.get(datatype.typechar), datatype.extent
+    return array, None if found is None or found.itemsize != extent else found, extent
+
+
+def _flat(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the real numbers of a contiguous array in the order of memory; None if no codec takes them."""
+    real = _REALS.get(dtype)
+    if real is None:
+        return None
+    if array.ndim == 1 and real is dtype:
+        return array
+    flat = (array if getattr(array.flags, "c_contiguous", True) else array.T).reshape(-1)
+    return flat if real is dtype else flat.view(real)
+
+
+def _one_each(numbers: Any, blocks: int) -> list[int]:
+    """Return as many numbers as there are blocks: those of a sequence, or one number for all."""
+    if not isinstance(numbers, Sequence | ndarray):
+        numbers = [numbers] * blocks
+    found = [operator.index(number) for number in numbers]
+    if len(found) != blocks:
+        raise ValueError
+    return found
+
+
+def _after_each_other(counts: Sequence[int], begin: int = 0) -> list[int]:
+    return [begin + sum(counts[:rank]) for rank in range(len(counts))]

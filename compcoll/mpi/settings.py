@@ -1,0 +1,109 @@
+"""What a program's communicators compress: the settings that they share, and the choice for each kind of call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..codecs.base import Codec
+from ..communicator import Communicator
+from ..plan import choose
+from .totals import Totals
+
+_LEAST_NBYTES = 4096
+"""Bytes below which no message is compressed unless ``min_bytes`` says so: a message's latency outweighs its length."""
+
+
+class Choice(NamedTuple):
+    """How a kind of call runs.
+
+    Attributes
+    ----------
+    codec, algorithm : Codec, str
+        The codec and the algorithm.
+    seconds, native_seconds : float
+        Predicted times, with compression and of MPI's own collective.
+    error : float or None
+        Estimated relative error of the result; None if it is unknown.
+    ratio : float
+        Raw bytes divided by compressed ones; 1 if they are not known before.
+    """
+
+    codec: Codec
+    algorithm: str
+    seconds: float
+    native_seconds: float
+    error: float | None
+    ratio: float
+
+
+@dataclass
+class Settings:
+    """Settings of an `Intracomm` and of all communicators that are made from it.
+
+    Attributes
+    ----------
+    codec : str, Codec or None
+        The codec; None: nothing is compressed.
+    options : dict
+        Options of a codec given by name.
+    min_bytes : int or None
+        The bytes from which messages are compressed; None: if the cost model predicts that it pays.
+    moved : bool
+        Whether values that are only moved are compressed, too.
+    dry_run : bool
+        Whether nothing is compressed, and the totals tell what would have been.
+    totals : Totals or None
+        Counts the calls.
+    sums : bool
+        Whether sums may be compressed.
+    least : int
+        The bytes below which messages are left to MPI without further thought.
+    """
+
+    codec: str | Codec | None
+    options: dict[str, Any]
+    min_bytes: int | None
+    moved: bool
+    dry_run: bool = False
+    totals: Totals | None = None
+
+    @property
+    def of_calls(self) -> dict[str, Any]:
+        """The options of every call that are not those of the codec."""
+        return {name: value for name, value in self.options.items() if name in ("max_error", "timeout")}
+
+    def __post_init__(self) -> None:
+        # Attributes, since every call looks at them.
+        self.sums = self.codec is not None
+        self.moved = self.moved and self.sums
+        self.least = _LEAST_NBYTES if self.min_bytes is None else self.min_bytes
+
+    def choice(self, communicator: Communicator, collective: str, x: Any, root: int) -> Choice | None:
+        """Return how a call runs; None if it is left to MPI. The answer is the same on all ranks.
+
+        Parameters
+        ----------
+        communicator : Communicator
+            The ranks.
+        collective : str
+            Name of the collective.
+        x : array
+            An array like the call's.
+        root : int
+            The root, if the collective has one.
+        """
+        plan = communicator.explain(x, collective=collective, root=root, codec=self.codec, **self.options)
+        found = choose.options(plan.call, plan.setting)
+        coded = [option for option in found if option.codec is not None]
+        option = next((each for each in coded if (each.codec, each.algorithm) == (plan.codec, plan.algorithm)), None)
+        if option is None and self.min_bytes is not None and plan.setting.world.size > 1:
+            allowed = [each for each in coded if not each.refused] or [each._replace(refused="") for each in coded]
+            option = choose.best(allowed, tolerant=plan.call.tolerance is not None) if allowed else None
+        if option is None or option.codec is None:
+            return None
+        ratio = 1.0
+        if option.codec.fixed_size:
+            ratio = choose.format_on_wire(option.algorithm, option.codec, plan.call, plan.setting).ratio
+        native = next((each.seconds for each in found if each.algorithm == choose.NATIVE), option.seconds)
+        return Choice(option.codec, option.algorithm, option.seconds, native, option.error, ratio)
