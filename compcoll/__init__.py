@@ -21,12 +21,28 @@ if TYPE_CHECKING:
     from .api import allreduce_init as allreduce_init
     from .api import alltoall as alltoall
     from .api import alltoall_init as alltoall_init
+    from .api import alltoallv as alltoallv
     from .api import bcast as bcast
     from .api import bcast_init as bcast_init
+    from .api import gather as gather
+    from .api import gather_init as gather_init
     from .api import get_communicator as get_communicator
+    from .api import iallgather as iallgather
+    from .api import iallgatherv as iallgatherv
     from .api import iallreduce as iallreduce
+    from .api import ialltoall as ialltoall
+    from .api import ialltoallv as ialltoallv
+    from .api import ibcast as ibcast
+    from .api import igather as igather
+    from .api import ireduce as ireduce
+    from .api import ireduce_scatter as ireduce_scatter
+    from .api import iscatter as iscatter
+    from .api import reduce as reduce
+    from .api import reduce_init as reduce_init
     from .api import reduce_scatter as reduce_scatter
     from .api import reduce_scatter_init as reduce_scatter_init
+    from .api import scatter as scatter
+    from .api import scatter_init as scatter_init
     from .codecs import *
     from .codecs.registry import get_codec as get_codec
     from .codecs.registry import list_codecs as list_codecs
@@ -45,8 +61,10 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
-    "api": "allgather allgather_init allgatherv allreduce allreduce_init alltoall alltoall_init bcast bcast_init "
-    "get_communicator iallreduce reduce_scatter reduce_scatter_init",
+    "api": "allgather allgather_init allgatherv allreduce allreduce_init alltoall alltoall_init alltoallv bcast "
+    "bcast_init gather gather_init get_communicator iallgather iallgatherv iallreduce ialltoall ialltoallv ibcast "
+    "igather ireduce ireduce_scatter iscatter reduce reduce_init reduce_scatter reduce_scatter_init scatter "
+    "scatter_init",
     "communicator": "Communicator",
     "encoding": "decode encode",
     "errors": "AccuracyWarning CompcollError",

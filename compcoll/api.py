@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .codecs.base import Codec
@@ -211,6 +212,85 @@ def reduce_scatter(
     return _of(comm, codec_options).call("reduce_scatter", x, op, out, feedback, (codec, algorithm, codec_options))
 
 
+def ireduce_scatter(
+    x: Any,
+    *,
+    op: Any = "sum",
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    feedback: ErrorFeedback | None = None,
+    **codec_options: Any,
+) -> Request:
+    """Start a `reduce_scatter` and return at once; see `iallreduce`.
+
+    Examples
+    --------
+    >>> ranks = compcoll.get_communicator().size
+    >>> compcoll.ireduce_scatter(np.ones(2 * ranks, np.float32), op="mean").wait()
+    array([1., 1.], dtype=float32)
+    """
+    return _of(comm, codec_options).start("reduce_scatter", x, op, out, feedback, (codec, algorithm, codec_options))
+
+
+def reduce(
+    x: Any,
+    root: int = 0,
+    *,
+    op: Any = "sum",
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    feedback: ErrorFeedback | None = None,
+    **codec_options: Any,
+) -> Any:
+    """Reduce the arrays of all ranks, element by element; only the root gets the result.
+
+    Parameters are those of `allreduce`. ``root`` is the rank that gets the result; only there is ``out`` used.
+
+    Returns
+    -------
+    array or None
+        Like ``x`` on the root, None on the other ranks.
+
+    Notes
+    -----
+    With p ranks, the errors of p encodings add up in the result of ``"ring"``. With ``"direct"`` a value is encoded
+    twice at most. The root does not encode its own part of the sum.
+
+    Examples
+    --------
+    >>> total = compcoll.reduce(np.ones(4096, np.float32), root=0, codec="int8")
+    >>> (total is None) == (compcoll.get_communicator().rank != 0)
+    True
+    """
+    return _of(comm, codec_options).call("reduce", x, (op, root), out, feedback, (codec, algorithm, codec_options))
+
+
+def ireduce(
+    x: Any,
+    root: int = 0,
+    *,
+    op: Any = "sum",
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    feedback: ErrorFeedback | None = None,
+    **codec_options: Any,
+) -> Request:
+    """Start a `reduce` and return at once; see `iallreduce`.
+
+    Examples
+    --------
+    >>> compcoll.ireduce(np.ones(2, np.float32), root=0, op="mean").wait()
+    array([1., 1.], dtype=float32)
+    """
+    return _of(comm, codec_options).start("reduce", x, (op, root), out, feedback, (codec, algorithm, codec_options))
+
+
 def allgather(
     x: Any,
     *,
@@ -236,6 +316,26 @@ def allgather(
     True
     """
     return _of(comm, codec_options).call("allgather", x, None, out, None, (codec, algorithm, codec_options))
+
+
+def iallgather(
+    x: Any,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Request:
+    """Start an `allgather` and return at once; see `iallreduce`.
+
+    Examples
+    --------
+    >>> comm = compcoll.get_communicator()
+    >>> compcoll.iallgather(np.zeros(3, np.float32)).wait().shape == (comm.size, 3)
+    True
+    """
+    return _of(comm, codec_options).start("allgather", x, None, out, None, (codec, algorithm, codec_options))
 
 
 def allgatherv(
@@ -266,6 +366,126 @@ def allgatherv(
     return _of(comm, codec_options).call("allgatherv", x, None, None, None, (codec, algorithm, codec_options))
 
 
+def iallgatherv(
+    x: Any,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    **codec_options: Any,
+) -> Request:
+    """Start an `allgatherv` and return at once; see `iallreduce`.
+
+    Examples
+    --------
+    >>> rows = 1 + compcoll.get_communicator().rank  # 1 of rank 0, 2 of rank 1 …
+    >>> compcoll.iallgatherv(np.zeros((rows, 5), np.float32)).wait().shape[1]
+    5
+    """
+    return _of(comm, codec_options).start("allgatherv", x, None, None, None, (codec, algorithm, codec_options))
+
+
+def gather(
+    x: Any,
+    root: int = 0,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Any:
+    """Stack the arrays of all ranks on the root. With a codec, its own array is decoded, too.
+
+    Parameters are those of `allreduce`; all ranks' arrays must have the same shape. ``root`` is the rank that gets the
+    result; only there is ``out`` used.
+
+    Returns
+    -------
+    array or None
+        Of shape ``(size, *x.shape)`` on the root, None on the other ranks.
+
+    Examples
+    --------
+    >>> comm = compcoll.get_communicator()
+    >>> stacked = compcoll.gather(np.zeros(3, np.float32), root=0)
+    >>> stacked is None if comm.rank else stacked.shape == (comm.size, 3)
+    True
+    """
+    return _of(comm, codec_options).call("gather", x, root, out, None, (codec, algorithm, codec_options))
+
+
+def igather(
+    x: Any,
+    root: int = 0,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Request:
+    """Start a `gather` and return at once; see `iallreduce`.
+
+    Examples
+    --------
+    >>> compcoll.igather(np.zeros(3, np.float32), root=0).wait().shape[1:]
+    (3,)
+    """
+    return _of(comm, codec_options).start("gather", x, root, out, None, (codec, algorithm, codec_options))
+
+
+def scatter(
+    x: Any,
+    root: int = 0,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Any:
+    """Send block r along the first axis of the root's array to rank r.
+
+    With a codec, the root's own block is decoded, too. Parameters are those of `allreduce`. The length of ``x``'s first
+    axis must be a multiple of the number of ranks. On ranks other than the root, only the shape and type of ``x`` are
+    used, not its values.
+
+    Returns
+    -------
+    array
+        Of shape ``(x.shape[0] // size, *x.shape[1:])``.
+
+    Examples
+    --------
+    >>> ranks = compcoll.get_communicator().size
+    >>> compcoll.scatter(np.ones((2 * ranks, 3), np.float32), root=0).shape
+    (2, 3)
+    """
+    return _of(comm, codec_options).call("scatter", x, root, out, None, (codec, algorithm, codec_options))
+
+
+def iscatter(
+    x: Any,
+    root: int = 0,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Request:
+    """Start a `scatter` and return at once; see `iallreduce`.
+
+    Examples
+    --------
+    >>> ranks = compcoll.get_communicator().size
+    >>> compcoll.iscatter(np.ones((2 * ranks, 3), np.float32), root=0).wait().shape
+    (2, 3)
+    """
+    return _of(comm, codec_options).start("scatter", x, root, out, None, (codec, algorithm, codec_options))
+
+
 def bcast(
     x: Any,
     root: int = 0,
@@ -294,6 +514,26 @@ def bcast(
     return _of(comm, codec_options).call("bcast", x, root, out, None, (codec, algorithm, codec_options))
 
 
+def ibcast(
+    x: Any,
+    root: int = 0,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Request:
+    """Start a `bcast` and return at once; see `iallreduce`.
+
+    Examples
+    --------
+    >>> compcoll.ibcast(np.arange(3, dtype=np.float32), root=0).wait()
+    array([0., 1., 2.], dtype=float32)
+    """
+    return _of(comm, codec_options).start("bcast", x, root, out, None, (codec, algorithm, codec_options))
+
+
 def alltoall(
     x: Any,
     *,
@@ -320,6 +560,82 @@ def alltoall(
     True
     """
     return _of(comm, codec_options).call("alltoall", x, None, out, None, (codec, algorithm, codec_options))
+
+
+def ialltoall(
+    x: Any,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Request:
+    """Start an `alltoall` and return at once; see `iallreduce`.
+
+    Examples
+    --------
+    >>> ranks = compcoll.get_communicator().size
+    >>> compcoll.ialltoall(np.zeros((ranks, 2), np.float32)).wait().shape == (ranks, 2)
+    True
+    """
+    return _of(comm, codec_options).start("alltoall", x, None, out, None, (codec, algorithm, codec_options))
+
+
+def alltoallv(
+    x: Any,
+    counts: Sequence[int],
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    **codec_options: Any,
+) -> Any:
+    """Send blocks of different lengths along the first axis to all ranks, and join what they send to this one.
+
+    Parameters are those of `allreduce`, except that there is no ``out``. All ranks' arrays must have rows of the same
+    shape. Above 2³¹ - 1 elements on some rank, which MPI cannot count, ``"pairwise"`` replaces ``"native"``.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        ``counts[k]`` rows of ``x`` go to rank k, in the order of the ranks; 0 or more each, ``x.shape[0]`` in all.
+        They may differ between ranks: each rank learns how many rows it gets.
+
+    Returns
+    -------
+    array
+        The rows from rank 0, then those from rank 1, and so on.
+
+    Examples
+    --------
+    >>> comm = compcoll.get_communicator()
+    >>> counts = [comm.rank] * comm.size  # none of rank 0, 1 row for each rank of rank 1 …
+    >>> got = compcoll.alltoallv(np.zeros((sum(counts), 5), np.float32), counts)
+    >>> got.shape == (sum(range(comm.size)), 5)
+    True
+    """
+    return _of(comm, codec_options).call("alltoallv", x, counts, None, None, (codec, algorithm, codec_options))
+
+
+def ialltoallv(
+    x: Any,
+    counts: Sequence[int],
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    **codec_options: Any,
+) -> Request:
+    """Start an `alltoallv` and return at once; see `iallreduce`.
+
+    Examples
+    --------
+    >>> ranks = compcoll.get_communicator().size
+    >>> compcoll.ialltoallv(np.zeros((ranks, 5), np.float32), [1] * ranks).wait().shape == (ranks, 5)
+    True
+    """
+    return _of(comm, codec_options).start("alltoallv", x, counts, None, None, (codec, algorithm, codec_options))
 
 
 def allreduce_init(
@@ -385,6 +701,38 @@ def reduce_scatter_init(
     return _of(comm, codec_options).prepare("reduce_scatter", x, op, out, feedback, asked)
 
 
+def reduce_init(
+    x: Any,
+    root: int = 0,
+    *,
+    op: Any = "sum",
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    feedback: ErrorFeedback | None = None,
+    **codec_options: Any,
+) -> PersistentRequest:
+    """Prepare a `reduce` that runs repeatedly on the same arrays. Collective.
+
+    Parameters and errors are those of `reduce`.
+
+    Returns
+    -------
+    PersistentRequest
+        With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads ``x`` anew and returns the same
+        array; the other ranks get None.
+
+    Examples
+    --------
+    >>> request = compcoll.reduce_init(np.ones(4, np.float32), root=0, op="mean")
+    >>> request.start().wait()
+    array([1., 1., 1., 1.], dtype=float32)
+    """
+    asked = (codec, algorithm, codec_options)
+    return _of(comm, codec_options).prepare("reduce", x, (op, root), out, feedback, asked)
+
+
 def allgather_init(
     x: Any,
     *,
@@ -441,6 +789,66 @@ def bcast_init(
     """
     asked = (codec, algorithm, codec_options)
     return _of(comm, codec_options).prepare("bcast", x, root, out, None, asked)
+
+
+def gather_init(
+    x: Any,
+    root: int = 0,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> PersistentRequest:
+    """Prepare a `gather` that runs repeatedly on the same arrays. Collective.
+
+    Parameters and errors are those of `gather`.
+
+    Returns
+    -------
+    PersistentRequest
+        With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads ``x`` anew and returns the same
+        array; the other ranks get None.
+
+    Examples
+    --------
+    >>> request = compcoll.gather_init(np.ones(4, np.float32), codec="cast")
+    >>> request.start().wait().shape[1:]
+    (4,)
+    """
+    asked = (codec, algorithm, codec_options)
+    return _of(comm, codec_options).prepare("gather", x, root, out, None, asked)
+
+
+def scatter_init(
+    x: Any,
+    root: int = 0,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> PersistentRequest:
+    """Prepare a `scatter` that runs repeatedly on the same arrays. Collective.
+
+    Parameters and errors are those of `scatter`.
+
+    Returns
+    -------
+    PersistentRequest
+        With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads the root's ``x`` anew and returns the
+        same array.
+
+    Examples
+    --------
+    >>> request = compcoll.scatter_init(np.ones((compcoll.get_communicator().size, 4), np.float32))
+    >>> request.start().wait().shape
+    (1, 4)
+    """
+    asked = (codec, algorithm, codec_options)
+    return _of(comm, codec_options).prepare("scatter", x, root, out, None, asked)
 
 
 def alltoall_init(

@@ -19,6 +19,7 @@ from .execute.failures import as_failure
 from .execute.gpu import DeviceCollectives
 from .execute.handshake import Handshake
 from .execute.host import Checked, Collectives
+from .execute.methods import Methods
 from .execute.persistent import PersistentRequest
 from .execute.planned_steps import Ranks
 from .execute.programs import Programs
@@ -46,7 +47,7 @@ _MOST_KNOWN = 64
 _SPINS_OF_START = 10  # about 10 µs, as long as it takes to store the request if the start does not wait
 
 
-class Communicator:
+class Communicator(Methods):
     """Compressed collectives among the ranks of an MPI communicator.
 
     All ranks must call every collective in the same order, with the same arguments. The first messages of each
@@ -183,7 +184,7 @@ class Communicator:
         self._last: Stats | tuple[str, CompiledPlan, Operation, int, float] | None = None
         self._logged: Stats | None = None
         self._shown = False
-        self._known: dict[tuple[Any, ...], tuple[CompiledPlan, tuple[int, ...]]] = {}
+        self._known: dict[tuple[Any, ...], tuple[CompiledPlan, tuple[int, ...] | None]] = {}
 
     @property
     def stats(self) -> Stats | None:
@@ -211,152 +212,6 @@ class Communicator:
     @sequence_number.setter
     def sequence_number(self, number: int) -> None:
         self._sequence_number = number
-
-    def allreduce(
-        self,
-        x: Any,
-        *,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        codec: Any = ...,
-        algorithm: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """Reduce all ranks' arrays; see `compcoll.allreduce`."""
-        return self.call("allreduce", x, op, out, feedback, (codec, algorithm, options))
-
-    def iallreduce(
-        self,
-        x: Any,
-        *,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        codec: Any = ...,
-        algorithm: str | None = None,
-        **options: Any,
-    ) -> Request:
-        """Start an allreduce; see `compcoll.iallreduce`."""
-        return self.start("allreduce", x, op, out, feedback, (codec, algorithm, options))
-
-    def reduce_scatter(
-        self,
-        x: Any,
-        *,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        codec: Any = ...,
-        algorithm: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """Reduce all ranks' arrays and keep one block; see `compcoll.reduce_scatter`."""
-        return self.call("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
-
-    def ireduce_scatter(
-        self,
-        x: Any,
-        *,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        codec: Any = ...,
-        algorithm: str | None = None,
-        **options: Any,
-    ) -> Request:
-        """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
-        return self.start("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
-
-    def allgather(
-        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Any:
-        """Stack all ranks' arrays; see `compcoll.allgather`."""
-        return self.call("allgather", x, None, out, None, (codec, algorithm, options))
-
-    def iallgather(
-        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Request:
-        """Start an allgather; see `compcoll.allgather`."""
-        return self.start("allgather", x, None, out, None, (codec, algorithm, options))
-
-    def allgatherv(self, x: Any, *, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Any:
-        """Join all ranks' arrays; see `compcoll.allgatherv`."""
-        return self.call("allgatherv", x, None, None, None, (codec, algorithm, options))
-
-    def iallgatherv(self, x: Any, *, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Request:
-        """Start an allgatherv; see `compcoll.allgatherv`."""
-        return self.start("allgatherv", x, None, None, None, (codec, algorithm, options))
-
-    def bcast(
-        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Any:
-        """Give every rank the root's array; see `compcoll.bcast`."""
-        return self.call("bcast", x, root, out, None, (codec, algorithm, options))
-
-    def ibcast(
-        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Request:
-        """Start a broadcast; see `compcoll.bcast`."""
-        return self.start("bcast", x, root, out, None, (codec, algorithm, options))
-
-    def alltoall(
-        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Any:
-        """Exchange blocks; see `compcoll.alltoall`."""
-        return self.call("alltoall", x, None, out, None, (codec, algorithm, options))
-
-    def ialltoall(
-        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Request:
-        """Start an alltoall; see `compcoll.alltoall`."""
-        return self.start("alltoall", x, None, out, None, (codec, algorithm, options))
-
-    def allreduce_init(
-        self,
-        x: Any,
-        *,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        codec: Any = ...,
-        algorithm: str | None = None,
-        **options: Any,
-    ) -> PersistentRequest:
-        """Prepare an allreduce that can be started repeatedly on the same arrays; see `PersistentRequest`."""
-        return self.prepare("allreduce", x, op, out, feedback, (codec, algorithm, options))
-
-    def reduce_scatter_init(
-        self,
-        x: Any,
-        *,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        codec: Any = ...,
-        algorithm: str | None = None,
-        **options: Any,
-    ) -> PersistentRequest:
-        """Prepare a reduce_scatter that can be started repeatedly on the same arrays; see `PersistentRequest`."""
-        return self.prepare("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
-
-    def allgather_init(
-        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> PersistentRequest:
-        """Prepare an allgather that can be started repeatedly on the same arrays; see `PersistentRequest`."""
-        return self.prepare("allgather", x, None, out, None, (codec, algorithm, options))
-
-    def bcast_init(
-        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> PersistentRequest:
-        """Prepare a bcast that can be started repeatedly on the same arrays; see `PersistentRequest`."""
-        return self.prepare("bcast", x, root, out, None, (codec, algorithm, options))
-
-    def alltoall_init(
-        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> PersistentRequest:
-        """Prepare an alltoall that can be started repeatedly on the same arrays; see `PersistentRequest`."""
-        return self.prepare("alltoall", x, None, out, None, (codec, algorithm, options))
 
     def _prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
         """Allocate the state of a feedback for buffers like ``x`` before its first call: zeros, on the device of ``x``.
@@ -488,7 +343,7 @@ class Communicator:
             ticket.used = True
 
     def call(self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Any:
-        """Run a collective; ``param`` is the operation or the root.
+        """Run a collective; see `Methods.call`.
 
         Equivalent to `start` and `Request.wait`, but faster: if no other collective is under way on this rank, no
         `Request` is created.
@@ -496,7 +351,7 @@ class Communicator:
         if type(x) is not ndarray and is_foreign(x):
             seen, memory = self._seen(collective, x, out)
             result = self.call(collective, seen, param, memory, feedback, asked)
-            return like(result, x) if out is None else out
+            return _handed_over(result, x, out)
         if observation.watch._is_profiler_enabled and not self._shown:
             return self._show(collective, x, param, out, feedback, asked)
         started = perf_counter()
@@ -556,18 +411,18 @@ class Communicator:
     def start(
         self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
     ) -> Request:
-        """Start a collective; ``param`` is the operation or the root."""
+        """Start a collective; the parameters are those of `call`."""
         if type(x) is not ndarray and is_foreign(x):
             seen, memory = self._seen(collective, x, out)
             request = self.start(collective, seen, param, memory, feedback, asked)
-            request.finish = lambda result: like(result, x) if out is None else out
+            request.finish = partial(_handed_over, x=x, out=out)
             return request
         return self._start(collective, *self._check(collective, x, param, out, feedback, asked))
 
     def prepare(
         self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
     ) -> PersistentRequest:
-        """Prepare a collective that can be started repeatedly; ``param`` is the operation or the root."""
+        """Prepare a collective that can be started repeatedly; the parameters are those of `call`."""
         memory, result = (x, out) if type(x) is ndarray or not is_foreign(x) else self._seen(collective, x, out)
         plan, buffers = self._check(collective, memory, param, result, feedback, asked)
 
@@ -580,7 +435,7 @@ class Communicator:
                 run = plan, self._collectives.fed_back(plan, buffers, feedback)
             self._start(collective, *run, request)
             if memory is not x:
-                request.finish = lambda result: like(result, x) if out is None else out
+                request.finish = partial(_handed_over, x=x, out=out)
 
         return PersistentRequest(begin, _stats(collective, plan, buffers), buffers.result)
 
@@ -768,17 +623,22 @@ class Communicator:
             if key is not None and buffers.x.dtype is x.dtype and _can_be_known(plan.plan, buffers):
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()
-                self._known[key] = plan, buffers.result.shape
+                self._known[key] = plan, None if buffers.result is None else buffers.result.shape
             return plan, buffers
         except Exception as error:
             self._refuse(collective, error)
 
     @staticmethod
-    def _like_known(x: Any, out: Any, shape: tuple[int, ...]) -> Buffers | None:
-        """Return the buffers of a call that equals a known one except for the arrays; None if a check is needed."""
+    def _like_known(x: Any, out: Any, shape: tuple[int, ...] | None) -> Buffers | None:
+        """Return the buffers of a call that equals a known one except for the arrays; None if a check is needed.
+
+        ``shape`` is that of the result; None on a rank without a result.
+        """
         flags = x.flags
         if not (flags.c_contiguous and flags.aligned):
             return None
+        if shape is None:
+            return Buffers(x, None, None)
         if out is None:
             out = empty(shape, x.dtype)
         elif not HostDevice.fits(out, x, shape):
@@ -882,6 +742,11 @@ class Communicator:
 def _stats(collective: str, plan: CompiledPlan, buffers: Buffers, *, traced: bool = False) -> Stats:
     about, spans = plan.plan, list[Span]() if traced else None
     return Stats(collective, about.codec_text, about.algorithm, buffers.x.nbytes, error=about.error, spans=spans)
+
+
+def _handed_over(result: Any, x: Any, out: Any) -> Any:
+    """Return a result as the caller's array ``out``, or as one of x's kind; None on a rank without a result."""
+    return like(result, x) if result is None or out is None else out
 
 
 def _can_be_known(plan: Plan, buffers: Buffers) -> bool:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import bcast, direct, dissemination, hierarchical, native, pairwise, recursive_doubling, ring, shared_memory
+from . import (
+    bcast,
+    direct,
+    dissemination,
+    hierarchical,
+    linear,
+    native,
+    pairwise,
+    recursive_doubling,
+    ring,
+    shared_memory,
+)
 from . import sparse as of_sparsifiers
 from .job import Job
 from .record import Algorithm
@@ -21,6 +32,7 @@ DENSE: tuple[Algorithm[Job], ...] = (
     hierarchical.HIERARCHICAL,
     bcast.BINOMIAL,
     pairwise.PAIRWISE,
+    linear.LINEAR,
     native.NATIVE,
     dissemination.DISSEMINATION,
     shared_memory.SHARED_MEMORY,

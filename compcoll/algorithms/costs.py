@@ -78,6 +78,24 @@ class Costs:
         host = self.inside * near * nbytes * self.shrink
         return host, self.between * far * self.world.per_node * nbytes * self.shrink
 
+    def at_root(self, nbytes: float, per_byte: float, host: float = 0.0) -> float:
+        """Return the seconds in which one rank sends ``nbytes`` bytes of values to every other rank, or receives them.
+
+        Parameters
+        ----------
+        nbytes : float
+            Bytes of values for each other rank.
+        per_byte : float
+            Seconds of this rank to encode or decode a byte of them.
+        host : float
+            Seconds of other work of this rank meanwhile.
+        """
+        near, far = self.world.per_node - 1, self.world.size - self.world.per_node
+        messages = (near + far) * self.cut(nbytes)
+        copy, wire = (rate * nbytes * self.shrink for rate in (self.inside * near, self.between * far))
+        host += per_byte * (near + far) * nbytes + messages * self.message / 2 + copy
+        return self.latency + overlap(host, wire, messages)
+
 
 def overlap(host: float, wire: float, parts: float) -> float:
     """Return the seconds of host and wire work that overlap: the longer, plus one part of the shorter."""

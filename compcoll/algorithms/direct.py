@@ -17,7 +17,8 @@ from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs, overlap
 from .job import Inbox, Job, receive_each
-from .record import ONE_ENCODING, Algorithm, Encodings, Growth
+from .linear import ToRoot
+from .record import ONE_ENCODING, Algorithm, Encodings, Growth, growth_at_root
 
 
 def allreduce(job: Job) -> Steps:
@@ -34,6 +35,13 @@ def reduce_scatter(job: Job) -> Steps:
         yield job.decode(segment, arrived, own=True)
 
     yield from _reduce_scatter(job, finish)
+
+
+def reduce(job: Job) -> Steps:
+    """Sum all ranks' buffers on rank 0: reduce-scatter, then all other ranks send it their encoded chunks."""
+    phase = ToRoot(job, job.group.next_phase())
+    yield from _reduce_scatter(job, phase.finish)
+    yield from phase.collect()
 
 
 def allgather(job: Job) -> Steps:
@@ -117,12 +125,14 @@ def _cost(c: Costs, collective: str) -> float:
         return c.latency + overlap(pack, wire, others * m) + finish + c.accumulate * chunk
     finish += c.recode * chunk
     first = c.latency + overlap(pack, wire, others * m)
+    if collective == "reduce":
+        return first + finish / m + c.at_root(chunk, c.decode, finish * (m - 1) / m)
     second = c.latency + overlap(finish * (m - 1) / m + unpack + messages / 2, wire, others * m)
     return first + finish / m + second
 
 
 def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
-    if collective == "allreduce":
+    if collective in ("allreduce", "reduce"):
         return Encodings(2, ranks)
     return Encodings(1, ranks - 1) if collective == "reduce_scatter" else ONE_ENCODING
 
@@ -130,6 +140,8 @@ def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
 def _growth(collective: str, ranks: int, nodes: int, again: float) -> Growth:
     """Return ``√((2p - 1) / p)`` for an allreduce, which encodes p - 1 single terms and the whole sum."""
     p = ranks
+    if collective == "reduce":
+        return growth_at_root(_growth, ranks, nodes, again)
     if collective == "allreduce":
         return Growth(math.sqrt((2 * p - 1 + (p - 1) * again) / p), (p - 1) / math.sqrt(p) + 1)
     return Growth(1.0, math.sqrt(p) if collective == "reduce_scatter" else 0.0)
@@ -137,7 +149,13 @@ def _growth(collective: str, ranks: int, nodes: int, again: float) -> Growth:
 
 DIRECT = Algorithm(
     "direct",
-    {"allreduce": allreduce, "reduce_scatter": reduce_scatter, "allgather": allgather, "allgatherv": allgather},
+    {
+        "allreduce": allreduce,
+        "reduce_scatter": reduce_scatter,
+        "reduce": reduce,
+        "allgather": allgather,
+        "allgatherv": allgather,
+    },
     _cost,
     _encodings,
     _growth,

@@ -87,7 +87,7 @@ class Job:
     Attributes
     ----------
     group : Group
-        The ranks that take part, and a tag. In a broadcast, rank 0 of the group is the root. The collective may use
+        The ranks that take part, and a tag. If there is a root, it is rank 0 of the group. The collective may use
         four tags: this one, the next (`Group.next_phase`), and ``tag + 2`` and ``tag + 3`` by groups of its own.
     coders : Coders
         Encode and decode.
@@ -107,6 +107,8 @@ class Job:
         Takes a number and cuts the buffer into that many chunks, for an algorithm that needs more or fewer than
         ``chunks`` has. Every allreduce has it, other collectives do not. Chunks begin at multiples of the codec's
         block, so boundaries of different cuts need not coincide.
+    arriving : sequence of Chunk or None
+        In an alltoallv, the chunks of the result: chunk r comes from rank r, and ``chunks`` are those of ``x``.
     """
 
     group: Group
@@ -117,6 +119,7 @@ class Job:
     stats: Stats
     timeline: Timeline | None = None
     cut: Callable[[int], tuple[Chunk, ...]] | None = None
+    arriving: Sequence[Chunk] | None = None
 
     def uncompressed(self) -> Job:
         """Return the same job without compression, and so without a residual."""

@@ -80,9 +80,9 @@ def _cost(c: Costs, collective: str) -> float:
     """Predict the seconds of MPI's own collective: the fastest of the usual algorithms. γ: seconds to add a byte.
 
     Allreduce: recursive doubling, ``log2 p (α + n β + n γ)``, or Rabenseifner's, ``2 log2 p α + 2 (p-1)/p n β +
-    (p-1)/p n γ``. Reduce_scatter: half of the latter. Allgather: ``log2 p α + (p-1) n β``. Broadcast: a tree,
-    ``log2 p (α + n β)``, or scatter and allgather, ``(log2 p + p - 1) α + 2 (p-1)/p n β``. Alltoall: pairwise,
-    ``(p-1) α + (p-1)/p n β``.
+    (p-1)/p n γ``. Reduce: the same, of a tree. Reduce_scatter: half of the latter. Allgather, and gather by a tree:
+    ``log2 p α + (p-1) n β``. Scatter: ``log2 p α + (p-1)/p n β``. Broadcast: a tree, ``log2 p (α + n β)``, or scatter
+    and allgather, ``(log2 p + p - 1) α + 2 (p-1)/p n β``. Alltoall: pairwise, ``(p-1) α + (p-1)/p n β``.
 
     R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.
     """
@@ -91,12 +91,14 @@ def _cost(c: Costs, collective: str) -> float:
     share = (p - 1) / p
     # In a ring one rank of a node sends to the next node; in exchanges over a distance all its ranks do.
     beta = max(c.inside if k > 1 or c.world.nodes == 1 else 0.0, c.between * c.world.crossing)
-    if collective == "alltoall":
+    if collective in ("alltoall", "alltoallv"):
         chunk = c.n / p
         near, far = k - 1, p - k
         return (p - 1) * c.latency + chunk * max(c.inside * near, c.between * far * k)
-    if collective in ("allgather", "allgatherv"):
+    if collective in ("allgather", "allgatherv", "gather"):
         return levels * c.latency + (p - 1) * c.n * beta
+    if collective == "scatter":
+        return levels * c.latency + share * c.n * beta
     if collective == "bcast":
         tree = levels * (c.latency + c.n * beta)
         return min(tree, (levels + p - 1) * c.latency + 2 * share * c.n * beta)
@@ -104,14 +106,20 @@ def _cost(c: Costs, collective: str) -> float:
         return levels * c.latency + share * c.n * (beta + c.add)
     near_levels = min(max(k - 1, 0).bit_length(), levels) if c.world.nodes > 1 else levels
     far_levels = levels - near_levels
-    doubling = near_levels * (c.inside_latency + c.n * c.inside) + far_levels * (c.latency + c.n * c.between * k)
+    sending = 1 if collective == "reduce" else k  # ranks of a node that send at once
+    doubling = near_levels * (c.inside_latency + c.n * c.inside) + far_levels * (c.latency + c.n * c.between * sending)
     doubling += levels * c.n * c.add
     return min(doubling, 2 * levels * c.latency + share * c.n * (2 * beta + c.add))
 
 
 NATIVE: Algorithm[Job] = Algorithm(
     "native",
-    dict.fromkeys(("allreduce", "reduce_scatter", "allgather", "allgatherv", "bcast", "alltoall")),
+    dict.fromkeys(
+        (
+            *("allreduce", "reduce_scatter", "reduce", "allgather", "allgatherv", "gather"),
+            *("scatter", "bcast", "alltoall", "alltoallv"),
+        )
+    ),
     _cost,
     by_mpi=True,
 )

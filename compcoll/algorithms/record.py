@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,16 @@ Symmetry = Literal["none", "rotation", "exclusive"]
 ``"rotation"``: by adding a number, modulo p, as in a ring. ``"exclusive"``: by XOR with a number, if all partners are
 ``rank ^ distance``; it is used only if p is a power of two. ``"none"``: not at all. A simulation is only slower then.
 """
+
+
+REDUCTIONS = ("allreduce", "reduce_scatter", "reduce")
+"""The collectives that reduce."""
+
+ROOTED = ("bcast", "reduce", "gather", "scatter")
+"""The collectives with a root."""
+
+UNEVEN = ("allgatherv", "alltoallv")
+"""The collectives in which ranks do not know each other's sizes before."""
 
 
 class Encodings(NamedTuple):
@@ -58,6 +69,18 @@ class Growth(NamedTuple):
     recoded: bool = False
 
 
+def growth_at_root(growth: Callable[[str, int, int, float], Growth], ranks: int, nodes: int, again: float) -> Growth:
+    """Return the growth of a reduce whose root does not encode its own chunk.
+
+    That chunk has the error of a reduce_scatter, the others have that of an allreduce. All have the same length.
+    """
+    own, other = (growth(collective, ranks, nodes, again) for collective in ("reduce_scatter", "allreduce"))
+    independent, alike = (
+        math.sqrt((a**2 + (ranks - 1) * b**2) / ranks) for a, b in zip(own[:2], other[:2], strict=True)
+    )
+    return Growth(independent, alike, other.recoded)
+
+
 NEVER = Encodings(0, 0)
 ONE_ENCODING = Encodings(1, 1)
 
@@ -83,7 +106,7 @@ class Algorithm(Generic[J]):
         Returns the growth of the error, for the same arguments and the relative change of a partial sum's variance
         by one encoding: see `compcoll.plan.accuracy.relative_error`.
     chunked : bool
-        Whether the `Job.chunks` of an allreduce are one for each rank. Otherwise there is a single one.
+        Whether the `Job.chunks` of an allreduce or a reduce are one for each rank. Otherwise there is a single one.
     rounds_once : bool
         Whether uncompressed 16-bit floats are added in float32 and rounded once, not at every hop.
     by_mpi : bool

@@ -21,7 +21,8 @@ from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs
 from .job import Inbox, Job
-from .record import KEPT, ONE_ENCODING, Algorithm, Encodings, Growth
+from .linear import ToRoot
+from .record import KEPT, ONE_ENCODING, REDUCTIONS, Algorithm, Encodings, Growth, growth_at_root
 
 
 def allreduce(job: Job) -> Steps:
@@ -38,6 +39,13 @@ def reduce_scatter(job: Job) -> Steps:
         yield job.decode(segment, [arrived], own=True)
 
     yield from _reduce_scatter(job, finish)
+
+
+def reduce(job: Job) -> Steps:
+    """Sum all ranks' buffers on rank 0: reduce-scatter, then all other ranks send it their encoded chunks."""
+    phase = ToRoot(job, job.group.next_phase())
+    yield from _reduce_scatter(job, lambda segment, arrived: phase.finish(segment, [arrived]))
+    yield from phase.collect()
 
 
 def allgather(job: Job) -> Steps:
@@ -116,10 +124,12 @@ def _cost(c: Costs, collective: str) -> float:
     part = chunk / m
     copy, wire = c.neighbours(part)
     seconds = 0.0
-    if collective in ("allreduce", "reduce_scatter"):
+    if collective in REDUCTIONS:
         host = c.recode * part + c.message + copy
         step = max(m * max(host, wire), host + wire + c.latency)
         seconds += c.encode * part + (p - 1) * step
+    if collective == "reduce":
+        return seconds + c.at_root(chunk, c.decode)
     if collective != "reduce_scatter":
         host = c.decode * part + c.message + copy
         step = max(m * max(host, wire), c.message + copy + wire + c.latency)
@@ -128,15 +138,17 @@ def _cost(c: Costs, collective: str) -> float:
 
 
 def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
-    if collective == "allreduce":
+    if collective in ("allreduce", "reduce"):
         return Encodings(ranks, ranks)
     return Encodings(ranks - 1, ranks - 1) if collective == "reduce_scatter" else ONE_ENCODING
 
 
 def _growth(collective: str, ranks: int, nodes: int, again: float) -> Growth:
     """Return ``√((p + 1) / 2)``: partial sums of 1 … p terms are encoded (1 … p - 1 for a reduce_scatter)."""
-    if collective not in ("allreduce", "reduce_scatter"):
+    if collective not in REDUCTIONS:
         return KEPT
+    if collective == "reduce":
+        return growth_at_root(_growth, ranks, nodes, again)
     encodings = _encodings(collective, ranks, nodes).levels
     return Growth(_along(encodings, ranks, again), 2 / 3 * ranks, recoded=True)
 
@@ -159,7 +171,13 @@ def _along(encodings: int, terms: int, again: float) -> float:
 
 RING = Algorithm(
     "ring",
-    {"allreduce": allreduce, "reduce_scatter": reduce_scatter, "allgather": allgather, "allgatherv": allgather},
+    {
+        "allreduce": allreduce,
+        "reduce_scatter": reduce_scatter,
+        "reduce": reduce,
+        "allgather": allgather,
+        "allgatherv": allgather,
+    },
     _cost,
     _encodings,
     _growth,

@@ -56,15 +56,19 @@ class Buffers(NamedTuple):
     Attributes
     ----------
     x, out : array
-        The input and the result. ``out`` is None in an allgatherv, which allocates its result.
-    result : array
-        The array that the caller gets. In an allgatherv, the input, since it has the result's type and row shape.
+        The input and the result. ``out`` is None in an allgatherv or alltoallv, which allocates its result, and on
+        ranks without a result.
+    result : array or None
+        The array that the caller gets. In an allgatherv or alltoallv, the input, since it has the result's type and row
+        shape. None on ranks without a result.
     residual : array or None
         The residual that feedback adds to the input.
     feedback : ErrorFeedback or None
         The feedback itself, for a sparsifier.
     order : Order or None
         The stream order, on an asynchronous device.
+    counts : tuple of int
+        In an alltoallv, the rows for each rank.
     """
 
     x: Array
@@ -73,6 +77,7 @@ class Buffers(NamedTuple):
     residual: Array | None = None
     feedback: ErrorFeedback | None = None
     order: Order | None = None
+    counts: tuple[int, ...] = ()
 
     @property
     def apart(self) -> bool:
@@ -86,6 +91,8 @@ class Buffers(NamedTuple):
         if self.x.ndim == 1 and (self.out is None or self.out.ndim == 1):
             return self
         x = self.x.reshape(-1)
+        if self.out is None:
+            return self._replace(x=x)
         return self._replace(x=x, out=x if self.out is self.x else self.out.reshape(-1))
 
 

@@ -280,7 +280,7 @@ class DeviceCollectives(Collectives):
             self._gpu_group.gpu_transport.check()
         now = self._here.caller(order.x, order.stream)
         order.ending.order(now)
-        if not order.new:
+        if result is None or not order.new:
             return result
         back = partial(self._here.given_back, x=order.x, caller=now)
         if isinstance(result, SparseSum):
@@ -352,26 +352,27 @@ class DeviceCollectives(Collectives):
     def _through_host(self, chosen: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
         """Run a collective on copies in pinned memory."""
         timeline, pinned = _of_device(run)
-        dtype = self._device.dtype_name(buffers.result)
+        dtype = chosen.plan.call.dtype
         stored = np.dtype(np.uint16 if dtype in HALVES else dtype)
         x = pinned(buffers.x.nbytes).view(stored)
         yield timeline.fetch(buffers.x, x)
-        out, residual = x, buffers.residual
+        out, residual, result = buffers.out, buffers.residual, buffers.result
         if residual is not None:
             residual = pinned(residual.nbytes).view(residual.dtype)
             yield timeline.fetch(buffers.residual, residual)
-        if buffers.out is not None and buffers.out is not buffers.x:
-            out = pinned(buffers.out.nbytes).view(stored)
-        shape = tuple(buffers.result.shape)
-        result = out.view(numpy_dtype(dtype)).reshape(shape)
-        host = Buffers(x, None if buffers.out is None else out, result, residual, buffers.feedback)
+        if out is not None:
+            out = x if out is buffers.x else pinned(out.nbytes).view(stored)
+        if result is not None:
+            result = (x if out is None else out).view(numpy_dtype(dtype)).reshape(tuple(result.shape))
+        host = buffers._replace(x=x, out=out, result=result, residual=residual, order=None)
         group = self._over_host(run)
         made = yield from chosen.steps(chosen.plan, host, replace(run, group=group, allocate=pinned, timeline=None))
         if residual is not None:
             timeline.store(residual, buffers.residual)
-        if buffers.out is None:
+        if buffers.out is not None:
+            timeline.store(out, buffers.out)
+        elif result is not None:
             return self._uploaded(made, buffers, run)
-        timeline.store(out, buffers.out)
         return None
 
     def _over_host(self, run: Run) -> Group:

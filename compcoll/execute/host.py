@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 from .. import config
 from ..algorithms import native
+from ..algorithms.record import REDUCTIONS, ROOTED, UNEVEN
 from ..codecs.base import Array
 from ..codecs.sparse.sparsifier import Sparsifier
 from ..errors import InvalidArgument, InvalidBuffer
@@ -20,7 +22,7 @@ from ..kernels._host import Function, Gathered, Started
 from ..pending import Pending, Steps
 from ..plan import choose
 from ..plan.advice import check_error
-from ..plan.call import NO_REDUCTION, REDUCTIONS, Call, Setting, operation_name
+from ..plan.call import NO_REDUCTION, Call, Setting, operation_name
 from ..plan.choose import COPY
 from ..plan.plan import Plan, make_plan
 from .compiled_plan import Asked, Buffers, CompiledPlan, Run, feedback_refused, named_codec
@@ -56,13 +58,17 @@ class Collectives(PlannedSteps):
             "allgather": self._check_allgather,
             "allgatherv": self._check_allgatherv,
             "bcast": self._check_bcast,
+            "reduce": self._check_reduce,
+            "gather": self._check_gather,
+            "scatter": self._check_scatter,
             "alltoall": self._check_alltoall,
+            "alltoallv": self._check_alltoallv,
         }
 
     def check(
         self, collective: str, x: Array, param: Any, out: Array | None, feedback: ErrorFeedback | None, asked: Asked
     ) -> Checked:
-        """Check a call and return its compiled plan and buffers; ``param`` is the operation or the root.
+        """Check a call and return its compiled plan and buffers. `Communicator.call` explains ``param``.
 
         Raises
         ------
@@ -86,8 +92,8 @@ class Collectives(PlannedSteps):
             self._compiled_plan(
                 *(collective, self._device.flat(x, dtype), dtype, asked),
                 op=op if collective in REDUCTIONS else NO_REDUCTION,
-                root=root if collective == "bcast" else None,
-                rows=tuple(x.shape[1:]) if collective == "allgatherv" else None,
+                root=self._root(root) if collective in ROOTED else None,
+                rows=tuple(x.shape[1:]) if collective in UNEVEN else None,
             )
         )
 
@@ -121,17 +127,49 @@ class Collectives(PlannedSteps):
 
     def _check_allgatherv(self, x: Array, _: Any, __: Array | None, ___: ErrorFeedback | None, asked: Asked) -> Checked:
         self._device.check_readable(x, "x")
-        if x.ndim == 0:
-            raise InvalidBuffer("x has no axes, but allgatherv joins arrays along their first axis: pass x.reshape(1)")
+        self._check_axes(x, "allgatherv joins arrays along their first axis")
         dtype = self._device.dtype_name(x)
         flat = self._device.flat(x, dtype)
         return self._compiled_plan("allgatherv", flat, dtype, asked, rows=x.shape[1:]), Buffers(flat, None, x)
 
     def _check_bcast(self, x: Array, root: Any, out: Array | None, _: ErrorFeedback | None, asked: Asked) -> Checked:
+        root = self._root(root)
+        dtype, flat, result, flat_out = self._device.buffers(x, None, out)
+        return self._compiled_plan("bcast", flat, dtype, asked, root=root), Buffers(flat, flat_out, result)
+
+    def _check_reduce(
+        self, x: Array, param: tuple[Any, Any], out: Array | None, _: ErrorFeedback | None, asked: Asked
+    ) -> Checked:
+        root = self._root(param[1])
+        dtype, buffers = self._at_root(x, root, None, out)
+        return self._compiled_plan("reduce", buffers.x, dtype, asked, op=param[0], root=root), buffers
+
+    def _check_gather(self, x: Array, root: Any, out: Array | None, _: ErrorFeedback | None, asked: Asked) -> Checked:
+        root = self._root(root)
+        self._device.check_readable(x, "x")
+        dtype, buffers = self._at_root(x, root, (self._size, *x.shape), out)
+        return self._compiled_plan("gather", buffers.x, dtype, asked, root=root), buffers
+
+    def _check_scatter(self, x: Array, root: Any, out: Array | None, _: ErrorFeedback | None, asked: Asked) -> Checked:
+        root = self._root(root)
+        self._device.check_readable(x, "x")
+        shape = (self._split(x.shape, "scatter"), *x.shape[1:])
+        dtype, flat, result, flat_out = self._device.buffers(x, shape, out)
+        return self._compiled_plan("scatter", flat, dtype, asked, root=root), Buffers(flat, flat_out, result)
+
+    def _root(self, root: Any) -> int:
         if not isinstance(root, numbers.Integral) or root not in range(self._size):
             raise InvalidArgument(f"root={root!r} is not a rank of this communicator: 0 to {self._size - 1}")
-        dtype, flat, result, flat_out = self._device.buffers(x, None, out)
-        return self._compiled_plan("bcast", flat, dtype, asked, root=int(root)), Buffers(flat, flat_out, result)
+        return int(root)
+
+    def _at_root(self, x: Array, root: int, shape: tuple[int, ...] | None, out: Array | None) -> tuple[str, Buffers]:
+        """Return the element type and the buffers of a collective whose result only the root gets."""
+        if self._ranks.rank == root:
+            dtype, flat, result, flat_out = self._device.buffers(x, shape, out)
+            return dtype, Buffers(flat, flat_out, result)
+        self._device.check_readable(x, "x")
+        dtype = self._device.dtype_name(x)
+        return dtype, Buffers(self._device.flat(x, dtype), None, None)
 
     def _check_alltoall(self, x: Array, _: Any, out: Array | None, __: ErrorFeedback | None, asked: Asked) -> Checked:
         dtype, flat, result, flat_out = self._device.buffers(x, None, out)
@@ -139,6 +177,30 @@ class Collectives(PlannedSteps):
         if flat_out is flat:
             raise InvalidBuffer("out shares memory with x, but alltoall cannot work in place: pass another out")
         return self._compiled_plan("alltoall", flat, dtype, asked), Buffers(flat, flat_out, result)
+
+    def _check_alltoallv(
+        self, x: Array, counts: Any, _: Array | None, __: ErrorFeedback | None, asked: Asked
+    ) -> Checked:
+        self._device.check_readable(x, "x")
+        self._check_axes(x, "alltoallv sends rows along its first axis")
+        try:
+            rows = tuple(map(operator.index, counts))
+        except TypeError:
+            rows = ()
+        if len(rows) != self._size or min(rows) < 0 or sum(rows) != x.shape[0]:
+            raise InvalidArgument(
+                f"counts={counts!r}: {self._size} whole numbers are needed, the rows for each rank, 0 or more; they "
+                f"must add up to the {x.shape[0]} rows of x"
+            )
+        dtype = self._device.dtype_name(x)
+        flat = self._device.flat(x, dtype)
+        plan = self._compiled_plan("alltoallv", flat, dtype, asked, rows=x.shape[1:])
+        return plan, Buffers(flat, None, x, counts=rows)
+
+    @staticmethod
+    def _check_axes(x: Array, why: str) -> None:
+        if x.ndim == 0:
+            raise InvalidBuffer(f"x has no axes, but {why}: pass x.reshape(1)")
 
     def fed_back(self, plan: CompiledPlan, buffers: Buffers, feedback: ErrorFeedback) -> Buffers:
         """Return the buffers of a call with its feedback's residual.
@@ -262,7 +324,7 @@ class Collectives(PlannedSteps):
     def _by_mpi(self, plan: Plan, *, has_timeout: bool) -> CompiledPlan:
         """Compile MPI's own reduction, and the plan that replaces it if some rank must not block in MPI."""
         call = plan.call
-        own = self._native.reductions(call.collective, call.op)
+        own = self._native.reductions(call.collective, call.op, call.root)
         reduction = native.Reduction(*own, self._device, call.dtype, plan.scale)
 
         def steps(plan: Plan, buffers: Buffers, run: Run) -> Steps:
@@ -281,6 +343,8 @@ class Collectives(PlannedSteps):
             return partial(own.iallgatherv, counts=[call.n] * self._size)
         if root is None:
             return own.ialltoall
+        if call.collective != "bcast":
+            return partial(own.igather if call.collective == "gather" else own.iscatter, root=root)
 
         def bcast(x: Array, out: Array) -> Pending:
             if self._ranks.rank == root:

@@ -93,7 +93,11 @@ class PlannedSteps:
             "allgather": self._allgather,
             "allgatherv": self._allgatherv,
             "bcast": self._bcast,
+            "reduce": self._reduce,
+            "gather": self._gather,
+            "scatter": self._scatter,
             "alltoall": self._alltoall,
+            "alltoallv": self._alltoallv,
         }
 
     @property
@@ -149,10 +153,7 @@ class PlannedSteps:
         counts = [count * math.prod(x.shape[1:]) for count in rows]
         result = self._empty(buffers, run, (sum(rows), *x.shape[1:]))
         buffers = buffers._replace(out=device.flat(result, device.dtype_name(x)))
-        if plan.algorithm == choose.NATIVE and sum(counts) > native.MOST:
-            # No rank knew the total size before.
-            plan = make_plan(plan.call._replace(algorithm=choose.RING, codec=None, tolerance=None), plan.setting)
-            run.ticket.used, run.stats.algorithm = True, plan.algorithm
+        plan = self._countable(plan, run, sum(counts), choose.RING)
         if plan.algorithm == choose.NATIVE:
             start = partial(self._native.iallgatherv, counts=counts)
             yield from native.move(start, buffers.x, buffers.out, run.ticket, run.stats)
@@ -164,6 +165,18 @@ class PlannedSteps:
             yield from choose.ALLGATHER[plan.algorithm](job)
         return result
 
+    @staticmethod
+    def _countable(plan: Plan, run: Run, most: int, instead: str) -> Plan:
+        """Return the plan, or one by the algorithm ``instead`` if MPI cannot count the largest number of elements.
+
+        No rank knew it before.
+        """
+        if plan.algorithm != choose.NATIVE or most <= native.MOST:
+            return plan
+        plan = make_plan(plan.call._replace(algorithm=instead, codec=None, tolerance=None), plan.setting)
+        run.ticket.used, run.stats.algorithm = True, plan.algorithm
+        return plan
+
     def _empty(self, buffers: Buffers, run: Run, shape: tuple[int, ...]) -> Array:
         """Return memory for a result whose shape was not known when the call was prepared."""
         return self._device.empty_like(buffers.result, shape)
@@ -173,15 +186,66 @@ class PlannedSteps:
         yield None
 
     def _bcast(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
-        assert plan.call.root is not None
         job = self._job(plan, buffers, run, balanced_chunks(plan.call.n, 1, plan.lengths))
-        from_root = [(plan.call.root + distance) % self._size for distance in range(self._size)]
-        job.group = Group(run.group.transport, run.group.tag, from_root)
+        job.group = Group(run.group.transport, run.group.tag, self._from_root(plan))
         return choose.BCAST[plan.algorithm](job)
+
+    def _from_root(self, plan: Plan) -> list[int]:
+        """Return the ranks in cyclic order, the root first."""
+        assert plan.call.root is not None
+        return [(plan.call.root + distance) % self._size for distance in range(self._size)]
+
+    def _reduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        parts = ALGORITHMS[plan.algorithm].parts(self._size)
+        job = self._job(plan, buffers, run, balanced_chunks(plan.call.n, parts, plan.lengths))
+        job.group = Group(run.group.transport, run.group.tag, self._from_root(plan))
+        return choose.REDUCE[plan.algorithm](job)
+
+    def _gather(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        job = self._blocks_from_root(plan, buffers, run, plan.call.n)
+        job.operands.x.offset = self._ranks.rank * plan.call.n
+        return choose.GATHER[plan.algorithm](job)
+
+    def _scatter(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        n = plan.call.n // self._size
+        job = self._blocks_from_root(plan, buffers, run, n)
+        job.operands.out.offset = self._ranks.rank * n
+        return choose.SCATTER[plan.algorithm](job)
+
+    def _blocks_from_root(self, plan: Plan, buffers: Buffers, run: Run, n: int) -> Job:
+        """Return the job of a group whose rank 0 is the root. Each rank has its block of ``n`` elements."""
+        blocks, ranks = self._equal(plan, n), self._from_root(plan)
+        job = self._job(plan, buffers, run, [blocks[rank] for rank in ranks])
+        job.group = Group(run.group.transport, run.group.tag, ranks)
+        return job
 
     def _alltoall(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         job = self._job(plan, buffers, run, self._equal(plan, plan.call.n // self._size))
         return choose.ALLTOALL[plan.algorithm](job)
+
+    def _alltoallv(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        device, x, counts = self._device, buffers.result, struct.Struct(f"<{self._size}q")
+        packed = yield from gather(run.group, counts.pack(*buffers.counts))
+        rows = [counts.unpack(each) for each in packed]  # by source and destination
+        if min(map(min, rows)) < 0:
+            raise WireCorrupted(f"some rank announced a negative number of rows: {rows}")
+        width, rank = math.prod(x.shape[1:]), self._ranks.rank
+        totals = (sum(each) for each in (*rows, *zip(*rows, strict=True)))
+        plan = self._countable(plan, run, max(totals) * width, choose.PAIRWISE)
+        arriving = [each[rank] for each in rows]
+        result = self._empty(buffers, run, (sum(arriving), *x.shape[1:]))
+        buffers = buffers._replace(out=device.flat(result, device.dtype_name(x)))
+        sent, received = ([count * width for count in each] for each in (buffers.counts, arriving))
+        if plan.algorithm == choose.NATIVE:
+            start = partial(self._native.ialltoallv, sent=sent, received=received)
+            yield from native.move(start, buffers.x, buffers.out, run.ticket, run.stats)
+        elif plan.algorithm == COPY:
+            yield from self._copy(buffers, run)
+        else:
+            job = self._job(plan, buffers, run, consecutive_chunks(sent, plan.lengths))
+            job.arriving = consecutive_chunks(received, plan.lengths)
+            yield from choose.ALLTOALLV[plan.algorithm](job)
+        return result
 
     def _add(self, quantizer: IntegerQuantizer, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         """Run an allreduce of a quantizer's integers."""

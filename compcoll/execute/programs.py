@@ -179,6 +179,6 @@ class Programs:
 
 def _elements_out(call: Call, ranks: int) -> int:
     """Return the number of elements of the result."""
-    if call.collective == "reduce_scatter":
+    if call.collective in ("reduce_scatter", "scatter"):
         return call.n // ranks
-    return call.n * ranks if call.collective == "allgather" else call.n
+    return call.n * ranks if call.collective in ("allgather", "gather") else call.n

@@ -250,13 +250,20 @@ class HostDevice:
             target[...] = source
 
     @staticmethod
-    def for_mpi(x: Array, out: Array, dtype: str) -> tuple[Array, Array]:
-        """Return the values, and memory for their sum, in a type that MPI can reduce: float32 for 16-bit floats."""
-        return (load(x, dtype), np.empty(out.size, np.float32)) if dtype in HALVES else (x, out)
+    def for_mpi(x: Array, out: Array | None, dtype: str) -> tuple[Array, Array | None]:
+        """Return the values, and memory for their sum, in a type that MPI can reduce: float32 for 16-bit floats.
+
+        On ranks that get no sum, ``out`` is None, and there is no memory for it.
+        """
+        if dtype not in HALVES:
+            return x, out
+        return load(x, dtype), None if out is None else np.empty(out.size, np.float32)
 
     @staticmethod
-    def from_mpi(sums: Array, out: Array, dtype: str, scale: float) -> None:
+    def from_mpi(sums: Array | None, out: Array | None, dtype: str, scale: float) -> None:
         """Multiply sums, in memory from `for_mpi`, by ``scale`` in their own type, and store them in ``out``."""
+        if sums is None or out is None:
+            return
         if scale != 1.0:
             np.multiply(sums, sums.dtype.type(scale), out=sums)
         if sums is not out:

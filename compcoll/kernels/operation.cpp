@@ -63,7 +63,7 @@ void compcoll::bind_operation(nb::module_& m) {
     m.def("sleeps_within", &WaitPolicy::sleeps_within, nb::arg("timeout"),
           "Return the limit of `sleeps`, in ms, for a wait of at most `timeout` seconds.");
     nb::class_<Operation>(m, "Operation")
-        .def("begin", &Operation::begin, nb::arg("x"), nb::arg("out"), nb::arg("residual").none(), nb::arg("number"),
+        .def("begin", &Operation::begin, nb::arg("x"), nb::arg("out").none(), nb::arg("residual").none(), nb::arg("number"),
              "Begin a run on some arrays, as the collective of this number.")
         .def("Test", [](Operation& self) {
             WaitPolicy once;

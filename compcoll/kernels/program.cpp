@@ -98,7 +98,7 @@ public:
         number &= 0xffffffff;
         if (running_) throw nb::value_error("the run before has not ended");
         given_[x].emplace(x_array, PyBUF_SIMPLE);
-        given_[out].emplace(out_array, PyBUF_WRITABLE);
+        if (!out_array.is_none()) given_[out].emplace(out_array, PyBUF_WRITABLE);  // None on a rank without a result
         if (!residual_array.is_none()) given_[residual].emplace(residual_array, PyBUF_WRITABLE);
         for (size_t which = 0; which < arrays; ++which) {
             if (needed_[which] <= (given_[which] ? given_[which]->nbytes() : 0)) continue;

@@ -178,7 +178,7 @@ def _gatherv(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Cal
     if not comm._agree(*messages, ratio=None) or sent is None:
         return None
     counts = tuple(sent.values.size if rank == root else 0 for rank in range(comm.size))
-    return _Call("alltoallv", sent.values, counts, None, store=_ignore if received is None else received.store)
+    return _Call("alltoallv", sent.values, counts, None, root, _ignore if received is None else received.store)
 
 
 def _scatterv(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Call | None:
@@ -190,7 +190,7 @@ def _scatterv(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Ca
         return None
     x, counts = (received.values[:0], [0] * comm.size) if sent is None else (sent.joined(), sent.counts)
     store = _ignore if in_place else partial(_copy, received.values)
-    return _Call("alltoallv", x, tuple(counts or ()), None, store=store)
+    return _Call("alltoallv", x, tuple(counts or ()), None, root, store)
 
 
 def _alltoallv(comm: Intracomm, sendbuf: Any, recvbuf: Any) -> _Call | None:
@@ -452,6 +452,8 @@ class Intracomm(MPI.Intracomm):
         key = (call.collective, x.size, x.dtype, call.root)
         if key in self._choices:
             return self._choices[key]
+        if not 0 <= call.root < self.size:
+            return None  # MPI refuses it
         if self._communicator is None:
             self._communicator = api.get_communicator(self)
         if len(self._choices) >= _MOST_KNOWN:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..algorithms.record import REDUCTIONS
 from ..errors import CompcollError, InvalidArgument
 from . import choose
 from .accuracy import candidates
-from .call import REDUCTIONS, Call, Setting
+from .call import Call, Setting
 from .plan import LARGE_ERROR, Plan, make_plan
 
 

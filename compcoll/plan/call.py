@@ -6,6 +6,7 @@ import sys
 from typing import Any, NamedTuple
 
 from ..algorithms import native
+from ..algorithms.record import REDUCTIONS
 from ..codecs.base import Codec
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
@@ -18,9 +19,6 @@ SUMS = ("sum", "mean")
 
 OPERATIONS = (*SUMS, "max", "min", "prod", "land", "band", "lor", "bor", "lxor", "bxor")
 """The names of all reductions."""
-
-REDUCTIONS = ("allreduce", "reduce_scatter")
-"""The collectives that reduce."""
 
 NO_REDUCTION = ""
 """The ``op`` of collectives that do not reduce."""
@@ -57,7 +55,7 @@ class Call(NamedTuple):
     collective : str
         Such as ``"allreduce"``.
     n : int
-        Elements of a rank's buffer; 0 for an allgatherv, where ranks may have different numbers.
+        Elements of a rank's buffer; 0 for an allgatherv or alltoallv, where ranks may have different numbers.
     dtype, itemsize : str, int
         Element type.
     op : str
@@ -67,9 +65,9 @@ class Call(NamedTuple):
     algorithm : str
         The requested algorithm, or ``"auto"``.
     root : int or None
-        The root of a broadcast.
+        The root, if the collective has one.
     rows : tuple of int, or None
-        The shape of a row of an allgatherv.
+        The shape of a row of an allgatherv or alltoallv.
     tolerance : float or None
         With ``codec="auto"``: the largest relative error of the result.
     checksum : bool
@@ -93,7 +91,7 @@ class Call(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Uncompressed bytes of a rank's buffer; for an allgatherv, where ranks' sizes differ, an assumed size."""
+        """Uncompressed bytes of a rank's buffer; an assumed size if ranks' sizes may differ."""
         return self.n * self.itemsize if self.rows is None else _UNEVEN_NBYTES
 
     @property
@@ -138,8 +136,9 @@ class Setting(NamedTuple):
     between_gpus: Profile | None = None
 
     def counted(self, call: Call) -> int:
-        """Return the count of elements to pass to MPI's own collective; 0 if NCCL runs it, or for an allgatherv."""
-        return 0 if self.streamed else call.n * (self.world.size if call.collective == "allgather" else 1)
+        """Return the count of elements to pass to MPI's own collective; 0 if NCCL runs it, or if sizes may differ."""
+        gathers = call.collective in ("allgather", "gather")
+        return 0 if self.streamed else call.n * (self.world.size if gathers else 1)
 
     def countable(self, call: Call) -> bool:
         """Return whether MPI's own collective can count the elements of a call."""

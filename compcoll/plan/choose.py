@@ -32,6 +32,7 @@ HIERARCHICAL = "hierarchical"
 DISSEMINATION = "dissemination"
 SHARED_MEMORY = "shared_memory"
 RING = "ring"
+PAIRWISE = "pairwise"
 DIRECT = "direct"
 
 COPY = "copy"
@@ -43,7 +44,8 @@ def _steps(collective: str) -> Mapping[str, Callable[[Job], Steps]]:
 
 
 ALLREDUCE, REDUCE_SCATTER, ALLGATHER = _steps("allreduce"), _steps("reduce_scatter"), _steps("allgather")
-BCAST, ALLTOALL = _steps("bcast"), _steps("alltoall")
+REDUCE, GATHER, SCATTER = _steps("reduce"), _steps("gather"), _steps("scatter")
+BCAST, ALLTOALL, ALLTOALLV = _steps("bcast"), _steps("alltoall"), _steps("alltoallv")
 """The generators of our own dense collectives, by algorithm."""
 
 SPARSE = tuple(record.name for record in OF_SPARSIFIERS)

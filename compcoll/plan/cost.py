@@ -22,6 +22,7 @@ import numpy as np
 
 from ..algorithms import ALGORITHMS
 from ..algorithms.costs import Costs
+from ..algorithms.record import REDUCTIONS
 from ..codecs import ALL
 from ..codecs.base import Speed as Speed
 from ..errors import InvalidArgument
@@ -209,7 +210,7 @@ def predict(
     if nbytes < 0 or segment < 1:
         raise InvalidArgument(f"{nbytes} bytes in segments of {segment}: bytes must be 0 or more, segments 1 or more")
     if algorithm == "native":
-        if wire.itemsize < 4 and collective in ("allreduce", "reduce_scatter"):
+        if wire.itemsize < 4 and collective in REDUCTIONS:
             # MPI cannot reduce halves: input and output are copied to float32, and the result back.
             copies = 3 * 4 / wire.itemsize * nbytes / profile.speed(RAW, 32.0).decode
             return copies + predict(profile, collective, algorithm, nbytes * 4 // wire.itemsize, world, raw(), segment)

@@ -6,13 +6,14 @@ import argparse
 import platform
 from pathlib import Path
 
+from ..algorithms.record import REDUCTIONS, ROOTED, UNEVEN
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
 from ..execute.compiled_plan import named_codec
 from ..host.device import HostDevice
 from ..layout import World
 from ..plan import choose
-from ..plan.call import NO_REDUCTION, REDUCTIONS, Call, Setting
+from ..plan.call import NO_REDUCTION, Call, Setting
 from ..plan.cost import DEFAULTS, Profile
 from ..plan.plan import Plan, make_plan
 from ..plan.profile import latest, load
@@ -64,8 +65,8 @@ def plan(args: argparse.Namespace) -> Plan:
         "sum" if args.collective in REDUCTIONS else NO_REDUCTION,
         codec,
         choose.AUTO,
-        0 if args.collective == "bcast" else None,
-        () if args.collective == "allgatherv" else None,
+        0 if args.collective in ROOTED else None,
+        () if args.collective in UNEVEN else None,
         tolerance,
     )
     return plan_in(call, world_of(args, profile), profile)

@@ -214,10 +214,13 @@ class LibraryConnection(Connection):
         return self
 
     @abstractmethod
-    def reductions(self, collective: str, op: str) -> tuple[MPIReduction | Function, Callable[[Any, Any], Pending]]:
-        """Return the library's blocking and nonblocking allreduce or reduce_scatter, as functions of input and result.
+    def reductions(
+        self, collective: str, op: str, root: int | None = None
+    ) -> tuple[MPIReduction | Function, Callable[[Any, Any], Pending]]:
+        """Return the library's blocking and nonblocking reduction, as functions of input and result.
 
-        An allreduce of x into x works in place; a reduce_scatter has equal blocks.
+        An allreduce or a reduce of x into x works in place; a reduce_scatter has equal blocks. A reduce has a ``root``,
+        and the result is None on the other ranks.
         """
 
     @abstractmethod
@@ -231,6 +234,18 @@ class LibraryConnection(Connection):
     @abstractmethod
     def ialltoall(self, x: Any, out: Any) -> Pending:
         """Start the library's alltoall of equal blocks."""
+
+    @abstractmethod
+    def ialltoallv(self, x: Any, out: Any, sent: Sequence[int], received: Sequence[int]) -> Pending:
+        """Start the library's alltoallv; counts in elements."""
+
+    @abstractmethod
+    def igather(self, x: Any, out: Any, root: int) -> Pending:
+        """Start the library's gather of equal blocks; ``out`` is None on ranks other than the root."""
+
+    @abstractmethod
+    def iscatter(self, x: Any, out: Any, root: int) -> Pending:
+        """Start the library's scatter of equal blocks; only the root's ``x`` is read."""
 
     @abstractmethod
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:

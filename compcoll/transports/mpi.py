@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import config, lifetime
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, UnsupportedRecovery
-from ..kernels._host import MPILibrary, MPIMessage, MPIProbe, MPIReduction
+from ..kernels._host import Function, MPILibrary, MPIMessage, MPIProbe, MPIReduction
 from ..pending import NeedsPolling, Pending, keep_forever, wait_until
 from . import deferred_free
 from .base import Persistent, Wire
@@ -35,6 +35,7 @@ _OPERATIONS = {
     "bxor": MPI.BXOR,
 }
 _REDUCED = (*"?bBhHiIlLqQfd", "Zf", "Zd")  # buffer formats whose datatypes MPI can reduce
+_UNKNOWN = -1  # bytes sent: MPI does not report them
 _ANNOUNCEMENT_TAG = 3  # one of the four tags below those of collectives
 _ANNOUNCEMENT_NBYTES = 512
 _SECONDS_TO_LEARN = 0.5
@@ -224,8 +225,20 @@ class MPITransport(Construction):
             kept = next(index for index, each in enumerate(self._persistent) if each is message)
             self._persistent.pop(kept).Free()
 
-    def reductions(self, collective: str, op: str) -> tuple[MPIReduction, Callable[[Any, Any], Pending]]:
+    def reductions(
+        self, collective: str, op: str, root: int | None = None
+    ) -> tuple[MPIReduction | Function, Callable[[Any, Any], Pending]]:
         comm, operation, in_place = self.comm, _OPERATIONS[op], MPI.IN_PLACE
+        if root is not None:
+            to = root
+
+            def reduce(x: Any, out: Any) -> None:
+                comm.Reduce(in_place if out is x else x, out, operation, to)
+
+            def ireduce(x: Any, out: Any) -> Pending:
+                return NeedsPolling(comm.Ireduce(in_place if out is x else x, out, operation, to), x.nbytes)
+
+            return Function(reduce, _UNKNOWN), ireduce
         block, start = {
             "allreduce": (comm.Allreduce, comm.Iallreduce),
             "reduce_scatter": (comm.Reduce_scatter_block, comm.Ireduce_scatter_block),
@@ -248,6 +261,15 @@ class MPITransport(Construction):
 
     def ialltoall(self, x: Any, out: Any) -> Pending:
         return NeedsPolling(self.comm.Ialltoall(x, out), x.nbytes)
+
+    def ialltoallv(self, x: Any, out: Any, sent: Sequence[int], received: Sequence[int]) -> Pending:
+        return NeedsPolling(self.comm.Ialltoallv([x, sent], [out, received]), x.nbytes)
+
+    def igather(self, x: Any, out: Any, root: int) -> Pending:
+        return NeedsPolling(self.comm.Igather(x, out, root), x.nbytes)
+
+    def iscatter(self, x: Any, out: Any, root: int) -> Pending:
+        return NeedsPolling(self.comm.Iscatter(x if self.rank == root else None, out, root), out.nbytes)
 
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
         library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 \n")

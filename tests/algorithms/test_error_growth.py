@@ -11,11 +11,11 @@ from promises import algorithms_of
 
 from compcoll import QSGD, ZFP, Codec, MinMax, OneBit, Sign, TernGrad
 from compcoll.algorithms import ALGORITHMS, DENSE
-from compcoll.algorithms.record import Encodings, Growth
+from compcoll.algorithms.record import REDUCTIONS, Encodings, Growth
 from compcoll.layout import World
 from compcoll.plan import accuracy
 
-SUMMING = [(name, collective) for collective in ("allreduce", "reduce_scatter") for name in algorithms_of(collective)]
+SUMMING = [(name, collective) for collective in REDUCTIONS for name in algorithms_of(collective)]
 """The algorithms and collectives that encode partial sums."""
 
 
@@ -45,18 +45,18 @@ def test_a_rings_integral_is_close_to_its_sum(p: int) -> None:
 def test_how_often_values_are_encoded(algorithm: str, p: int) -> None:
     """On the way, and in all that a sum holds."""
     record = ALGORITHMS[algorithm]
-    for collective, nodes in itertools.product({"allreduce", "reduce_scatter"} & set(record.collectives), {1, 2, p}):
+    for collective, nodes in itertools.product(set(REDUCTIONS) & set(record.collectives), {1, 2, p}):
         known = reference(algorithm).encodings[collective](p, nodes)
         assert record.encodings(collective, p, nodes) == known, (collective, nodes)
 
 
 @pytest.mark.parametrize(
     "algorithm",
-    [record.name for record in DENSE if set(record.steps) - {"allreduce", "reduce_scatter"} and not record.by_mpi],
+    [record.name for record in DENSE if set(record.steps) - set(REDUCTIONS) and not record.by_mpi],
 )
 def test_what_is_only_moved_is_encoded_once(algorithm: str) -> None:
     record = ALGORITHMS[algorithm]
-    for collective in set(record.collectives) - {"allreduce", "reduce_scatter"}:
+    for collective in set(record.collectives) - set(REDUCTIONS):
         assert record.growth(collective, 8, 4, 0.5) == Growth(1.0, 0.0), collective
         assert record.encodings(collective, 8, 4) == Encodings(1, 1), collective
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.loopback import World, normals
+from oracles.collectives import arguments
 
 from compcoll.algorithms import ALGORITHMS, DENSE
 from compcoll.codecs import Codec
@@ -39,10 +40,8 @@ class Watched:
 
 def run(world: World, collective: str, algorithm: str, codec: str | Codec) -> None:
     def start(comm: Any, x: np.ndarray) -> Any:
-        call = getattr(comm, f"i{collective}")
-        if collective == "bcast":
-            return call(x, root=1, codec=codec, algorithm=algorithm)
-        return call(x, codec=codec, algorithm=algorithm)
+        more = arguments(collective, x.size, comm.size, comm.rank, root=1)
+        return getattr(comm, f"i{collective}")(x, codec=codec, algorithm=algorithm, **more)
 
     world.run(start, normals(world.size, N))
 

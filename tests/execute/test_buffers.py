@@ -9,16 +9,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fakes.loopback import World
-from oracles.collectives import expected
+from oracles.collectives import arguments, expected
 
 from compcoll import Communicator, CompcollError, Request
 from compcoll.algorithms import native
+from compcoll.algorithms.record import REDUCTIONS, ROOTED, UNEVEN
 from compcoll.codecs.sparse.sparsifier import MOST_ELEMENTS
 from compcoll.errors import CollectiveFailed, InvalidBuffer, UnknownAlgorithm
 from compcoll.host.device import HostDevice
 from compcoll.layout import World as Ranks
 from compcoll.plan import choose
-from compcoll.plan.call import NO_REDUCTION, REDUCTIONS, Call, Setting
+from compcoll.plan.call import NO_REDUCTION, Call, Setting
 from compcoll.plan.cost import DEFAULTS
 from compcoll.plan.plan import make_plan
 from compcoll.sparse import TopK
@@ -27,12 +28,18 @@ RANKS = 3
 TYPES = ["?", *np.typecodes["AllInteger"], *np.typecodes["AllFloat"], ml_dtypes.bfloat16]
 OWN = [(c, a) for c, names in choose.NAMES.items() for a in names if a not in (*choose.BY_MPI, *choose.SPARSE)]
 MOVING = [(collective, algorithm) for collective, algorithm in OWN if collective not in REDUCTIONS]
-WITH_OUT = [collective for collective in choose.NAMES if collective != "allgatherv"]
+WITH_OUT = [collective for collective in choose.NAMES if collective not in UNEVEN]
+ROOT = 1
 
 
 def numbers(dtype: Any = np.float32, n: int = 6) -> list[np.ndarray]:
     """Small whole numbers, others on each rank."""
     return [(np.arange(n) % 5 + rank).astype(dtype) for rank in range(RANKS)]
+
+
+def more(collective: str, rank: int) -> dict[str, Any]:
+    """A rank's arguments of a collective on `numbers`."""
+    return arguments(collective, 6, RANKS, rank, ROOT)
 
 
 def unaligned(x: np.ndarray) -> np.ndarray:
@@ -51,19 +58,25 @@ def test_what_is_only_moved_may_be_of_any_type(collective: str, algorithm: str, 
     for dtype in TYPES:
         inputs = numbers(dtype)
         for asked in (algorithm, "auto"):
-            results = world.run(lambda comm, x: getattr(comm, f"i{collective}")(x, algorithm=asked), inputs)  # noqa: B023
+            results = world.run(
+                lambda comm, x: getattr(comm, f"i{collective}")(x, algorithm=asked, **more(collective, comm.rank)),  # noqa: B023
+                inputs,
+            )
             for rank, result in enumerate(results):
-                right = expected(collective, inputs, rank)
-                assert result.dtype == right.dtype and result.tobytes() == right.tobytes(), (dtype, asked)
+                right = expected(collective, inputs, rank, ROOT)
+                if right is None:
+                    assert result is None
+                else:
+                    assert result.dtype == right.dtype and result.tobytes() == right.tobytes(), (dtype, asked)
 
 
 def blocking(world: World, collective: str, inputs: list[np.ndarray], outs: list[Any], **options: Any) -> list[Any]:
     """What each rank's call returns or raises, to whose end it waits."""
 
     def call(rank: int) -> Any:
-        more = {} if outs[rank] is None else {"out": outs[rank]}
+        given = more(collective.removeprefix("i"), rank) | ({} if outs[rank] is None else {"out": outs[rank]})
         try:
-            result = getattr(world.comms[rank], collective)(inputs[rank], **more, **options)
+            result = getattr(world.comms[rank], collective)(inputs[rank], **given, **options)
             return result.wait() if isinstance(result, Request) else result
         except CompcollError as error:
             return error
@@ -82,17 +95,19 @@ def test_arrays_that_are_not_aligned(collective: str, algorithm: str, codec: str
     for _ in range(3):
         for there, given in ((False, "none"), (True, "none"), (True, "out"), (False, "out"), (True, "x")):
             inputs = [unaligned(x) if there else x for x in numbers()]
-            right = [expected(collective, inputs, rank) for rank in range(RANKS)]
+            right = [expected(collective, inputs, rank, ROOT) for rank in range(RANKS)]
             outs: list[Any] = [None] * RANKS
             if given == "out" and collective in WITH_OUT:
-                outs = [unaligned(np.zeros_like(result)) for result in right]
-            if given == "x" and collective in ("allreduce", "bcast"):
+                outs = [None if result is None else unaligned(np.zeros_like(result)) for result in right]
+            if given == "x" and collective in ("allreduce", "bcast", "reduce"):
                 outs = inputs
             before = [x.tobytes() for x in inputs]
             for results in (
                 blocking(world, collective, inputs, outs, **options),
                 world.loopback.run(
-                    getattr(comm, f"i{collective}")(x, **({} if out is None else {"out": out}), **options)
+                    getattr(comm, f"i{collective}")(
+                        x, **({} if out is None else {"out": out}), **options, **more(collective, comm.rank)
+                    )
                     for comm, x, out in zip(world.comms, map(np.copy, map(np.array, numbers())), outs, strict=True)
                 )
                 if outs is not inputs
@@ -100,7 +115,7 @@ def test_arrays_that_are_not_aligned(collective: str, algorithm: str, codec: str
             ):
                 for rank, result in enumerate(results):
                     assert np.array_equal(result, right[rank]), (rank, there, given, result)
-                    assert outs[rank] is None or result is outs[rank]
+                    assert outs[rank] is None or result is outs[rank] or right[rank] is None
             assert outs is inputs or [x.tobytes() for x in inputs] == before
 
 
@@ -126,9 +141,9 @@ def test_no_memory_for_a_result(collective: str, start: str, monkeypatch: pytest
         patched.setattr(lacks, "_empty", no_rows)
         told = failures(world, start + collective, algorithm=algorithm)
     check_told(told, 1)
-    if collective != "allgatherv":  # of which the size is known only halfway
+    if collective in WITH_OUT:  # else the size is known only halfway
         for rank, result in enumerate(blocking(world, collective, numbers(), [None] * RANKS, algorithm=algorithm)):
-            assert np.array_equal(result, expected(collective, numbers(), rank))
+            assert np.array_equal(result, expected(collective, numbers(), rank, ROOT))
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), OWN)
@@ -161,7 +176,9 @@ def failures(world: World, method: str, **options: Any) -> list[Any]:
 def check_told(told: list[Any], lacking: int, collective: str = "") -> None:
     for rank, error in enumerate(told):
         if rank != lacking and not isinstance(error, CompcollError) and collective:
-            assert np.array_equal(error, expected(collective, numbers(), rank))  # it had all that it needed before
+            assert np.array_equal(
+                error, expected(collective, numbers(), rank, ROOT)
+            )  # it had all that it needed before
             continue
         assert isinstance(error, CompcollError) and f"rank {lacking}" in str(error), told
         assert "MemoryError: none left" in str(error)
@@ -170,8 +187,8 @@ def check_told(told: list[Any], lacking: int, collective: str = "") -> None:
 
 def call(collective: str, n: int, dtype: str = "float32", algorithm: str = "auto", **more: Any) -> Call:
     op = more.pop("op", "sum" if collective in REDUCTIONS else NO_REDUCTION)
-    rows = () if collective == "allgatherv" else None
-    root = 0 if collective == "bcast" else None
+    rows = () if collective in UNEVEN else None
+    root = 0 if collective in ROOTED else None
     return Call(
         collective, n, dtype, np.dtype(dtype).itemsize, op, more.pop("codec", None), algorithm, root, rows, **more
     )
@@ -185,9 +202,9 @@ def setting(library: str = "MPI") -> Setting:
 @pytest.mark.parametrize("collective", choose.NAMES)
 def test_more_than_mpi_counts(collective: str, dtype: str) -> None:
     """Up to the largest int MPI's own is chosen, beyond it another algorithm, and none without a word of it."""
-    ranks = 4 if collective == "allgather" else 1  # whose parts have displacements
+    ranks = 4 if collective in ("allgather", "gather") else 1  # whose parts have displacements
     for n, fits in (((2**31 - 1) // ranks, True), (2**31 // ranks, False), (2**40, False)):
-        if collective == "allgatherv":
+        if collective in UNEVEN:
             continue  # whose sizes are known only after the handshake
         asked = call(collective, n, dtype, algorithm="native")
         if fits:
@@ -299,7 +316,9 @@ def test_what_is_no_array(collective: str, start: str) -> None:
     }
     for advice, given in instead.items():
         for argument in ("x", "out") if collective in WITH_OUT and given is not None else ("x",):
-            inputs, outs = numbers(), [np.zeros_like(expected(collective, numbers(), rank)) for rank in range(RANKS)]
+            inputs, outs = numbers(), [np.zeros(6) for _ in range(RANKS)]
+            if collective in WITH_OUT:
+                outs = [np.zeros_like(expected(collective, inputs, rank, rank)) for rank in range(RANKS)]
             arguments: list[dict[str, Any]] = [
                 {"x": x, **({"out": out} if collective in WITH_OUT else {})}
                 for x, out in zip(inputs, outs, strict=True)
@@ -308,7 +327,9 @@ def test_what_is_no_array(collective: str, start: str) -> None:
 
             def method(comm: Communicator, rank: int) -> Any:
                 options = dict(arguments[rank])  # noqa: B023
-                return getattr(comm, start + collective)(options.pop("x"), algorithm=algorithm, **options)
+                return getattr(comm, start + collective)(
+                    options.pop("x"), algorithm=algorithm, **options, **more(collective, rank)
+                )
 
             with ThreadPoolExecutor(RANKS) as pool:
                 futures = [pool.submit(method, comm, rank) for rank, comm in enumerate(world.comms)]
@@ -323,4 +344,4 @@ def test_what_is_no_array(collective: str, start: str) -> None:
             assert [x.tolist() for x in inputs] == [x.tolist() for x in numbers()]
             assert not any(out.any() for out in outs)
     for rank, result in enumerate(blocking(world, collective, numbers(), [None] * RANKS, algorithm=algorithm)):
-        assert np.array_equal(result, expected(collective, numbers(), rank))
+        assert np.array_equal(result, expected(collective, numbers(), rank, ROOT))

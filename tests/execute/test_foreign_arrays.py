@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -74,6 +75,10 @@ KINDS: dict[str, Callable[[np.ndarray], Any]] = {"tensor": tensor, "DLPack": Str
         ("allgatherv", {"codec": "cast", "algorithm": "ring"}),
         ("bcast", {"codec": "zfp", "rate": 16}),
         ("alltoall", {}),
+        ("alltoallv", {"counts": [333] * 3}),
+        ("reduce", {"codec": "minmax", "algorithm": "ring", "root": 1}),
+        ("gather", {"root": 2}),
+        ("scatter", {"codec": "cast", "algorithm": "linear"}),
     ],
 )
 def test_same_bits_and_kind(kind: str, collective: str, options: dict[str, Any]) -> None:
@@ -86,7 +91,10 @@ def test_same_bits_and_kind(kind: str, collective: str, options: dict[str, Any])
     given = [KINDS[kind](x.copy()) for x in inputs]
     found = World(RANKS).run(start, given)
     for own, x, result in zip(wanted, given, found, strict=True):
-        assert type(result) is type(x) and bits(result) == own.tobytes()
+        if own is None:  # on ranks other than the root
+            assert result is None
+        else:
+            assert type(result) is type(x) and bits(result) == own.tobytes()
     assert [bits(x) for x in given] == [x.tobytes() for x in inputs]
 
 
@@ -111,6 +119,31 @@ def test_results_in_place_and_elsewhere(kind: str) -> None:
     starts = [comm.iallreduce(x, out=x) for comm, x in zip(world.comms, given, strict=True)]
     assert all(result is x for result, x in zip(world.loopback.run(starts), given, strict=True))
     assert bits(given[1]) == bits(outs[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("collective", ["reduce", "gather"])
+def test_only_the_root_has_a_result(kind: str, collective: str) -> None:
+    """Of requests, persistent ones and blocking calls; only on the root is ``out`` used."""
+    inputs = normals(2, 100)
+    world, outs = World(2), [KINDS[kind](np.zeros(200, np.float32)) for _ in range(2)]
+    if collective == "reduce":
+        outs = [KINDS[kind](np.zeros(100, np.float32)) for _ in range(2)]
+    elif kind == "tensor":
+        outs = [out.reshape(2, 100) for out in outs]
+    else:
+        outs = [KINDS[kind](np.zeros((2, 100), np.float32)) for _ in range(2)]
+    given = [KINDS[kind](x) for x in inputs]
+    pairs = list(zip(world.comms, given, outs, strict=True))
+    started = [getattr(comm, f"i{collective}")(x, 1, out=out) for comm, x, out in pairs]
+    prepared = [getattr(comm, f"{collective}_init")(x, 1, out=out) for comm, x, out in pairs]
+    for results in (world.loopback.run(started), world.loopback.run([each.start() for each in prepared])):
+        assert results[0] is None and results[1] is outs[1]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda pair: getattr(pair[0], collective)(pair[1], 1, out=pair[2]), pairs))
+    assert results[0] is None and results[1] is outs[1]
+    right = exact_sum(inputs).astype(np.float32) if collective == "reduce" else np.stack(inputs)
+    assert bits(outs[1]) == right.tobytes() and not any(bits(outs[0]))
 
 
 def test_one_rank_alone() -> None:

@@ -33,6 +33,10 @@ CALLS: dict[str, Callable[[Communicator], Request]] = {
     "allgatherv": lambda comm: comm.iallgatherv(X, algorithm="ring"),
     "bcast": lambda comm: comm.ibcast(X, algorithm="binomial"),
     "alltoall": lambda comm: comm.ialltoall(X, algorithm="pairwise"),
+    "alltoallv": lambda comm: comm.ialltoallv(X, [300, 0, 300], algorithm="pairwise"),
+    "reduce": lambda comm: comm.ireduce(X, algorithm="ring"),
+    "gather": lambda comm: comm.igather(X, algorithm="linear"),
+    "scatter": lambda comm: comm.iscatter(X, algorithm="linear"),
 }
 
 
@@ -81,6 +85,35 @@ ARGUMENTS: dict[str, dict[str, tuple[tuple[Any, ...], dict[str, Any]]]] = {
         "size": ((X[:597],), {"codec": "cast", "algorithm": "pairwise"}),
         "dtype": ((X.astype(np.float64),), {"codec": "cast", "algorithm": "pairwise"}),
         "codec": ((X,), {"codec": "fp8", "algorithm": "pairwise"}),
+    },
+    "alltoallv": {
+        "usual": ((X, [100, 200, 300]), {"codec": "cast", "algorithm": "pairwise"}),
+        "dtype": ((X.astype(np.float64), [100, 200, 300]), {"codec": "cast", "algorithm": "pairwise"}),
+        "rows": ((X.reshape(300, 2), [100, 200, 0]), {"codec": "cast", "algorithm": "pairwise"}),
+        "codec": ((X, [100, 200, 300]), {"codec": "fp8", "algorithm": "pairwise"}),
+    },
+    "reduce": {
+        "usual": ((X, 0), {"codec": "cast", "algorithm": "ring"}),
+        "size": ((X[:597], 0), {"codec": "cast", "algorithm": "ring"}),
+        "dtype": ((X.astype(np.float64), 0), {"codec": "cast", "algorithm": "ring"}),
+        "codec": ((X, 0), {"codec": "fp8", "algorithm": "ring"}),
+        "algorithm": ((X, 0), {"codec": "cast", "algorithm": "direct"}),
+        "op": ((X, 0), {"codec": "cast", "algorithm": "ring", "op": "mean"}),
+        "root": ((X, 1), {"codec": "cast", "algorithm": "ring"}),
+    },
+    "gather": {
+        "usual": ((X, 0), {"codec": "cast", "algorithm": "linear"}),
+        "size": ((X[:599], 0), {"codec": "cast", "algorithm": "linear"}),
+        "dtype": ((X.astype(np.float64), 0), {"codec": "cast", "algorithm": "linear"}),
+        "codec": ((X, 0), {"codec": "fp8", "algorithm": "linear"}),
+        "root": ((X, 2), {"codec": "cast", "algorithm": "linear"}),
+    },
+    "scatter": {
+        "usual": ((X, 0), {"codec": "cast", "algorithm": "linear"}),
+        "size": ((X[:597], 0), {"codec": "cast", "algorithm": "linear"}),
+        "dtype": ((X.astype(np.float64), 0), {"codec": "cast", "algorithm": "linear"}),
+        "codec": ((X, 0), {"codec": "fp8", "algorithm": "linear"}),
+        "root": ((X, 2), {"codec": "cast", "algorithm": "linear"}),
     },
 }
 

@@ -22,6 +22,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("allgather", {"codec": "cast", "algorithm": "ring"}),
     ("bcast", {"codec": "cast", "algorithm": "binomial", "root": 1}),
     ("alltoall", {"algorithm": "pairwise"}),
+    ("reduce", {"codec": "minmax", "algorithm": "ring", "root": 2}),
+    ("gather", {"codec": "cast", "algorithm": "linear", "root": 1}),
+    ("scatter", {"codec": "cast", "algorithm": "linear", "root": 1}),
 ]
 
 

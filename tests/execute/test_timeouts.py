@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.loopback import World, normals
+from oracles.collectives import arguments
 
 from compcoll import Communicator, Request
 from compcoll.errors import CommunicatorBroken, CompcollError, PeerTimeout
@@ -28,7 +29,8 @@ def start(comm: Communicator, collective: str, algorithm: str, x: np.ndarray) ->
     if algorithm.startswith("sparse"):
         codec = {"codec": "topk", "density": 0.05}
     method = getattr(comm, f"i{collective}")
-    request: Request = method(x, algorithm=algorithm, timeout=TIMEOUT, **codec)
+    more = arguments(collective, x.size, comm.size, comm.rank)
+    request: Request = method(x, algorithm=algorithm, timeout=TIMEOUT, **codec, **more)
     return request
 
 

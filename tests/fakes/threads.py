@@ -51,7 +51,7 @@ class _Native:
         slots[self._rank] = x.copy()
         return _Exchange(slots, end)
 
-    def reductions(self, collective: str, op: str) -> tuple[Function, Callable[[Any, Any], Any]]:
+    def reductions(self, collective: str, op: str, root: None = None) -> tuple[Function, Callable[[Any, Any], Any]]:
         assert collective == "allreduce"
         add = {"min": np.min, "max": np.max}.get(op, np.sum)
 

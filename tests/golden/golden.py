@@ -25,10 +25,12 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fakes.loopback import normals
+from oracles.collectives import arguments
 from promises import EVERY
 
 from compcoll import Codec, Communicator, CompcollError, ErrorFeedback
 from compcoll.algorithms import ALGORITHMS
+from compcoll.algorithms.record import REDUCTIONS
 from compcoll.codecs.sparse.sparsifier import Sparsifier
 from compcoll.dtypes import DTYPES, numpy_dtype
 from compcoll.execute.compiled_plan import feedback_refused
@@ -51,6 +53,8 @@ CALLS = 2
 REFUSED = "--"
 _SEGMENT_NBYTES = 1024  # so that chunks have several segments
 _PER_RANK, _WHOLE = 91, 1001  # elements
+OTHER_ROOT = ("reduce", "gather", "scatter", "alltoallv")
+"""The collectives whose root is not rank 0 here, and the one with counts."""
 
 
 class Kind(NamedTuple):
@@ -115,7 +119,7 @@ class World:
 
     def _digest(self, kind: Kind, fed: bool, *, blocking: bool) -> str:
         digest = blake2b(digest_size=2)
-        reductions = kind.collective in ("allreduce", "reduce_scatter")
+        reductions = kind.collective in REDUCTIONS
         for comm in self.comms:
             comm.sequence_number = 0  # of which random numbers are drawn
         runs: list[tuple[dict[str, Any], bool]] = (
@@ -140,7 +144,7 @@ class World:
                 self.loopback.sent.clear()
                 results = self._call(kind, number, options, feedback, blocking=blocking)
                 for result in results[:1] if kind.collective == "allreduce" else results:
-                    digest.update(result.tobytes())
+                    digest.update(b"" if result is None else result.tobytes())
                 for route in sorted(self.loopback.sent):
                     digest.update(bytes(route) + bytes(self.loopback.sent[route]))
                 for each in feedback:
@@ -163,6 +167,8 @@ class World:
             comm = self.comms[rank]
             call = getattr(comm, kind.collective if blocking else f"i{kind.collective}")
             given = {"codec": kind.codec, "algorithm": kind.algorithm, **options}
+            if kind.collective in OTHER_ROOT:
+                given |= arguments(kind.collective, arrays[rank].size, self.size, rank, root=self.size // 2)
             if feedback[rank] is not None:
                 given["feedback"] = feedback[rank]
             return call(arrays[rank], **given)
@@ -179,8 +185,8 @@ def dtype_is_whole(dtype: str) -> bool:
 @functools.cache
 def inputs(collective: str, dtype: str, size: int, number: int) -> list[np.ndarray]:
     """Each rank's array: normal values of several magnitudes, and some zeros."""
-    n = _WHOLE if collective in ("allreduce", "bcast") else _PER_RANK
-    if collective in ("reduce_scatter", "alltoall"):
+    n = _WHOLE if collective in ("allreduce", "bcast", "reduce") else _PER_RANK
+    if collective in ("reduce_scatter", "alltoall", "alltoallv", "scatter"):
         n *= size
     arrays = normals(size, n, np.float64, seed=number)
     for rank, x in enumerate(arrays):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fakes.deferred import DeferredWorld, DeviceArray, Runtime, Stream
 from fakes.loopback import World, normals
+from oracles.collectives import arguments
 from promises import ADDITIVE, ALGORITHMS, DTYPES, FIXED, FLAT, algorithms_of, one_of_each
 
 from compcoll import ErrorFeedback, Sign
@@ -26,8 +27,17 @@ Start = Callable[[Any, Any], Any]
 COLLECTIVES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: ("iallreduce", {"algorithm": name, "op": "mean" if name == "direct" else "sum"}) for name in ALGORITHMS},
     **{
-        f"{collective} {name}": (f"i{collective}", {"algorithm": name, **more})
-        for collective, more in (("reduce_scatter", {}), ("allgather", {}), ("bcast", {"root": 0}), ("alltoall", {}))
+        f"{collective} {name}": (f"i{collective}", {"algorithm": name})
+        for collective in (
+            "reduce_scatter",
+            "allgather",
+            "bcast",
+            "alltoall",
+            "alltoallv",
+            "reduce",
+            "gather",
+            "scatter",
+        )
         for name in algorithms_of(collective)
     },
     "allgatherv": ("iallgatherv", {"algorithm": algorithms_of("allgatherv")[0]}),  # all run as their allgather
@@ -40,7 +50,9 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(method: str, options: dict[str, Any]) -> Start:
-    return lambda comm, x: getattr(comm, method)(x, **options)
+    return lambda comm, x: getattr(comm, method)(
+        x, **arguments(method.removeprefix("i"), len(x), comm.size, comm.rank), **options
+    )
 
 
 def started_with(feedbacks: Iterator[Any], options: dict[str, Any]) -> Start:

@@ -12,10 +12,12 @@ import pytest
 from fakes.loopback import World
 from hypothesis import event, given
 from hypothesis import strategies as st
+from oracles import collectives as oracles
 from properties import examples
 
 from compcoll import Codec, CompcollError, get_codec, list_codecs
 from compcoll.__main__ import main
+from compcoll.algorithms.record import REDUCTIONS, ROOTED
 from compcoll.errors import InvalidArgument
 from compcoll.host.device import HostDevice
 from compcoll.layout import World as Ranks
@@ -79,7 +81,7 @@ def arguments(call: dict[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {"algorithm": names[call["algorithm"] % len(names)], "codec": call["codec"]}
     if call["tolerance"] is not None:
         given |= {"codec": "auto", "tolerance": call["tolerance"]}
-    if call["collective"] in ("allreduce", "reduce_scatter"):
+    if call["collective"] in REDUCTIONS:
         given["op"] = call["op"]
     return given
 
@@ -103,7 +105,12 @@ def test_what_is_explained_runs(call: dict[str, Any]) -> None:
         return
     event(f"runs {plans[0].algorithm}")
     assert len({repr(plan) for plan in plans}) == 1
-    world.run(lambda comm, x: getattr(comm, f"i{call['collective']}")(x, **options), inputs)
+    world.run(
+        lambda comm, x: getattr(comm, f"i{call['collective']}")(
+            x, **options, **oracles.arguments(call["collective"], x.size, comm.size, comm.rank)
+        ),
+        inputs,
+    )
     for comm, plan in zip(world.comms, plans, strict=True):
         assert comm.stats is not None
         codec = None if plan.codec is None else repr(plan.codec)
@@ -121,7 +128,8 @@ def test_what_is_explained_would_run_at_any_size(call: dict[str, Any]) -> None:
     )
     n = max((1 << call["bits"]) // call["dtype"].itemsize // size, 1) * size
     x, options, collective = np.zeros(n, call["dtype"]), arguments(call), call["collective"]
-    given = options.get("op", 0 if collective == "bcast" else None), None, None
+    needed = {"reduce": (options.get("op"), 0), "alltoallv": oracles.counts_of(n, size, 0)}
+    given = needed.get(collective, options.get("op", 0 if collective in ROOTED else None)), None, None
     asked = (options["codec"], options["algorithm"], {"tolerance": call["tolerance"]} if "tolerance" in options else {})
     try:
         plan = first.explain(x, collective=collective, **options)
@@ -170,8 +178,10 @@ def test_explaining_reads_and_sends_nothing() -> None:
     for collective, root in (("bcast", 1), ("allgatherv", 0)):
         told = repr(world.comms[0].explain(x.reshape(10, 100), collective=collective, root=root))
         assert "root 1" in told if root else "rows of shape (100,)" in told
-    with pytest.raises(InvalidArgument, match="collective='reduce' is none of allreduce"):
-        world.comms[0].explain(x, collective="reduce")
+    with pytest.raises(InvalidArgument, match="collective='scan' is none of allreduce"):
+        world.comms[0].explain(x, collective="scan")
+    with pytest.raises(InvalidArgument, match="root=2 is not a rank"):
+        world.comms[0].explain(x, collective="gather", root=2)
     with pytest.raises(InvalidArgument, match="rate=99"):
         world.comms[0].explain(x, codec="zfp", rate=99)
     # Nobody was told of these: the ranks still make the same calls.

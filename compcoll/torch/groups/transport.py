@@ -192,10 +192,15 @@ class GroupTransport(LibraryConnection):
     def announced(self) -> Mapping[int, str]:
         return self.board.announced()
 
-    def reductions(self, collective: str, op: str) -> tuple[Function, Callable[[Any, Any], Pending]]:
+    def reductions(
+        self, collective: str, op: str, root: int | None = None
+    ) -> tuple[Function, Callable[[Any, Any], Pending]]:
         if op not in _OPERATIONS:
             raise InvalidArgument(f"op={op!r} is not supported over gloo: use one of {', '.join(_OPERATIONS)}")
-        start = partial(self._iallreduce if collective == "allreduce" else self._ireduce_scatter, _OPERATIONS[op])
+        if root is not None:
+            start = partial(self._ireduce, root, _OPERATIONS[op])
+        else:
+            start = partial(self._iallreduce if collective == "allreduce" else self._ireduce_scatter, _OPERATIONS[op])
         return Function(lambda x, out: start(x, out).Test(), _UNKNOWN), start
 
     def _iallreduce(self, op: Any, x: Any, out: Any) -> Pending:
@@ -204,6 +209,14 @@ class GroupTransport(LibraryConnection):
         options = dist.AllreduceOptions()
         options.reduceOp = op
         return self._started(self._gloo.allreduce([torch.from_numpy(out)], options), "allreduce")
+
+    def _ireduce(self, root: int, op: Any, x: Any, out: Any) -> Pending:
+        options = dist.ReduceOptions()
+        options.reduceOp, options.rootRank = op, root
+        sums = x.copy() if out is None else out  # gloo works in place, on the other ranks, too
+        if sums is not x:
+            sums[...] = x
+        return self._started(self._gloo.reduce([torch.from_numpy(sums)], options), "reduce")
 
     def _ireduce_scatter(self, op: Any, x: Any, out: Any) -> Pending:
         options = dist.ReduceScatterOptions()
@@ -230,6 +243,22 @@ class GroupTransport(LibraryConnection):
 
     def ialltoall(self, x: Any, out: Any) -> Pending:
         return self._started(self._gloo.alltoall_base(_bytes(out), _bytes(x), [], []), "alltoall")
+
+    def ialltoallv(self, x: Any, out: Any, sent: Sequence[int], received: Sequence[int]) -> Pending:
+        sizes = ([count * x.itemsize for count in counts] for counts in (received, sent))
+        return self._started(self._gloo.alltoall_base(_bytes(out), _bytes(x), *sizes), "alltoallv")
+
+    def igather(self, x: Any, out: Any, root: int) -> Pending:
+        options = dist.GatherOptions()
+        options.rootRank = root
+        parts = [] if out is None else [list(_bytes(out).view(self.size, -1))]
+        return self._started(self._gloo.gather(parts, [_bytes(x)], options), "gather")
+
+    def iscatter(self, x: Any, out: Any, root: int) -> Pending:
+        options = dist.ScatterOptions()
+        options.rootRank = root
+        parts = [list(_bytes(x).view(self.size, -1))] if self.rank == root else []
+        return self._started(self._gloo.scatter([_bytes(out)], parts, options), "scatter")
 
     def _started(self, work: dist.Work, what: str, end: Callable[[], object] | None = None) -> Pending:
         return _Started(self, work, f"gloo's {what}", end=end)

@@ -9,6 +9,7 @@ import numpy as np
 from compcoll.algorithms.costs import Costs
 
 from . import Reference, RoundTrip, Values, both
+from .linear import at_root
 
 
 def replay(xs: list[Values], code: RoundTrip) -> Values:
@@ -37,6 +38,8 @@ def seconds(c: Costs, p: int, k: int, chunk: float, collective: str) -> float:
     if collective == "reduce_scatter":
         return scatter + added + c.accumulate * chunk
     added += c.recode * chunk
+    if collective == "reduce":
+        return scatter + added / m + at_root(c, p, k, chunk, c.decode, added - added / m)
     return scatter + added / m + c.latency + both(added - added / m + taken + sent * c.message / 2, wire, sent)
 
 
@@ -44,17 +47,28 @@ REFERENCE = Reference(
     seconds={
         "allreduce": lambda c, p, k, n: seconds(c, p, k, n / p, "allreduce"),
         "reduce_scatter": lambda c, p, k, n: seconds(c, p, k, n / p, "reduce_scatter"),
+        "reduce": lambda c, p, k, n: seconds(c, p, k, n / p, "reduce"),
         "allgather": lambda c, p, k, n: seconds(c, p, k, n, "allgather"),
         "allgatherv": lambda c, p, k, n: seconds(c, p, k, n, "allgather"),
     },
     # Each single term but the owner's, and then their sum. The errors of a reduce_scatter are upper bounds: of its p
     # terms one is not encoded.
-    encodings={"allreduce": lambda p, nodes: (2, p), "reduce_scatter": lambda p, nodes: (1, p - 1)},
+    encodings={
+        "allreduce": lambda p, nodes: (2, p),
+        "reduce_scatter": lambda p, nodes: (1, p - 1),
+        "reduce": lambda p, nodes: (2, p),
+    },
     variance={
         "allreduce": lambda p, again: (p - 1) + (p + again * (p - 1)),
         "reduce_scatter": lambda p, again: p,
+        # Of p chunks one stays on the root, as in a reduce_scatter.
+        "reduce": lambda p, again: ((p - 1) * ((p - 1) + (p + again * (p - 1))) + p) / p,
     },
-    alike={"allreduce": lambda p: (p - 1) / sqrt(p) + 1, "reduce_scatter": lambda p: p / sqrt(p)},
+    alike={
+        "allreduce": lambda p: (p - 1) / sqrt(p) + 1,
+        "reduce_scatter": lambda p: p / sqrt(p),
+        "reduce": lambda p: sqrt(((p - 1) * ((p - 1) / sqrt(p) + 1) ** 2 + p) / p),
+    },
     replay=replay,
     sent=lambda p: 2 * (p - 1) / p,
 )

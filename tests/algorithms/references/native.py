@@ -44,6 +44,19 @@ def alltoall(c: Costs, p: int, k: int, n: float) -> float:
     return (p - 1) * c.latency + max(c.inside * (k - 1) * n / p, c.between * (p - k) * k * n / p)
 
 
+def reduce(c: Costs, p: int, k: int, n: float) -> float:
+    """Return the less of a tree's seconds and those of a reduce-scatter and a gather."""
+    levels = levels_of(p)
+    near = levels_of(k) if p > k else levels
+    tree = near * (c.inside_latency + n * c.inside) + (levels - near) * (c.latency + n * c.between)
+    halves = 2 * levels * c.latency + (p - 1) / p * n * (2 * slowest_link(c, p, k) + c.add)
+    return min(tree + levels * n * c.add, halves)
+
+
+def scatter(c: Costs, p: int, k: int, n: float) -> float:
+    return levels_of(p) * c.latency + (p - 1) / p * n * slowest_link(c, p, k)
+
+
 REFERENCE = Reference(
     seconds={
         "allreduce": allreduce,
@@ -52,7 +65,11 @@ REFERENCE = Reference(
         "allgatherv": allgather,
         "bcast": bcast,
         "alltoall": alltoall,
+        "alltoallv": alltoall,
+        "reduce": reduce,
+        "gather": allgather,
+        "scatter": scatter,
     },
-    encodings=dict.fromkeys(("allreduce", "reduce_scatter"), lambda p, nodes: (0, 0)),
+    encodings=dict.fromkeys(("allreduce", "reduce_scatter", "reduce"), lambda p, nodes: (0, 0)),
     ordered=True,
 )

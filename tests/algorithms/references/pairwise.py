@@ -16,4 +16,4 @@ def seconds(c: Costs, p: int, k: int, n: float) -> float:
     return c.latency + both(n * c.encode + n * c.decode + 2 * copy + messages * c.message, wire, messages)
 
 
-REFERENCE = Reference(seconds={"alltoall": seconds})
+REFERENCE = Reference(seconds={"alltoall": seconds, "alltoallv": seconds})

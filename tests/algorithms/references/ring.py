@@ -9,6 +9,7 @@ import numpy as np
 from compcoll.algorithms.costs import Costs
 
 from . import Reference, RoundTrip, Values
+from .linear import at_root
 
 
 def replay(xs: list[Values], code: RoundTrip) -> Values:
@@ -51,16 +52,23 @@ REFERENCE = Reference(
     seconds={
         "allreduce": lambda c, p, k, n: seconds(c, p, k, n / p, "sg"),
         "reduce_scatter": lambda c, p, k, n: seconds(c, p, k, n / p, "s"),
+        "reduce": lambda c, p, k, n: seconds(c, p, k, n / p, "s") + at_root(c, p, k, n / p, c.decode),
         "allgather": lambda c, p, k, n: seconds(c, p, k, n, "g"),
         "allgatherv": lambda c, p, k, n: seconds(c, p, k, n, "g"),
     },
-    encodings={"allreduce": lambda p, nodes: (p, p), "reduce_scatter": lambda p, nodes: (p - 1, p - 1)},
+    encodings={
+        "allreduce": lambda p, nodes: (p, p),
+        "reduce_scatter": lambda p, nodes: (p - 1, p - 1),
+        "reduce": lambda p, nodes: (p, p),
+    },
     variance={
         "allreduce": lambda p, again: along(range(1, p + 1), again),
         "reduce_scatter": lambda p, again: along(range(1, p), again),
+        # Of p chunks one stays on the root without a last encoding.
+        "reduce": lambda p, again: ((p - 1) * along(range(1, p + 1), again) + along(range(1, p), again)) / p,
     },
     # An integral in place of the sum, of which it is within 25 %: `test_error_growth.py`.
-    alike={"allreduce": lambda p: 2 / 3 * p, "reduce_scatter": lambda p: 2 / 3 * p},
+    alike=dict.fromkeys(("allreduce", "reduce_scatter", "reduce"), lambda p: 2 / 3 * p),
     replay=replay,
     sent=lambda p: 2 * (p - 1) / p,
 )
