@@ -49,7 +49,7 @@ class Trivial(MPI.Intracomm):
     def __new__(cls, comm: MPI.Intracomm | None = None, **options: object) -> Trivial:
         return super().__new__(cls, comm)
 
-    def free(self) -> None:
+    def free(self) -> None:  # mpi4py's does nothing to its constants
         if self is not MPI.COMM_WORLD and self is not MPI.COMM_SELF:
             super().free()
 
@@ -100,8 +100,9 @@ class Outcomes(unittest.TestResult):
         faulthandler.cancel_dump_traceback_later()
         assert len({name for name, _, _ in gathered}) == 1, f"ranks run different tests: {gathered}"
         worst = max((status for _, status, _ in gathered), key=OUTCOMES.index)
-        detail = "\n".join(f"[rank {rank}] {text}" for rank, (_, status, text) in enumerate(gathered) if status == worst)
-        self.of_test[test.id()] = (worst, detail if worst != PASSED else "")
+        texts = [f"[rank {rank}] {text}" for rank, (_, status, text) in enumerate(gathered) if text and status == worst]
+        detail = "\n".join(texts)
+        self.of_test[test.id()] = (worst, detail)
         if self.comm.rank == 0:
             print(f"{worst:8}{test.id()}  {time.monotonic() - self._started:.2f} s", flush=True)
             if worst in (FAILED, ERROR):

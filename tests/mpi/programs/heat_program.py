@@ -1,6 +1,6 @@
 """Sums, means and a QR decomposition of arrays that HeAT has split over the ranks. Rank 0 prints a line of JSON.
 
-    launch/mpirun -n 4 python tests/mpi/programs/heat_program.py
+launch/mpirun -n 4 python tests/mpi/programs/heat_program.py
 """
 
 from __future__ import annotations
