@@ -93,6 +93,21 @@ $(VENV)/.frameworks: $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt accelerate transformers lightning
 	@touch $@
 
+# Programs that know mpi4py alone, which tests/mpi/test_programs.py runs. What they need is there (torchvision is not,
+# and not used). A folder of their own: PyLops-MPI's wheel would put `tests` and `docs` among the installed packages.
+$(VENV)/.programs: $(VENV)/.torch
+	$(PIP) install -q -c constraints.txt --no-deps --upgrade --target $(VENV)/programs \
+		'heat; python_version >= "3.11"' pylops pylops_mpi pyproximal
+	@touch $@
+
+# mpi4py's own tests, which only its source distribution has, for tests/mpi/test_mpi4py_suite.py.
+MPI4PY := mpi4py-$(shell sed -n 's/^mpi4py==//p' constraints.txt)
+
+build/$(MPI4PY)/.fetched: | $(VENV)/.tools
+	$(PIP) download -q -c constraints.txt --no-deps --no-binary mpi4py -d build mpi4py
+	tar -xzf build/$(MPI4PY).tar.gz -C build
+	@touch $@
+
 # What `make test` leaves out is marked slow; property tests try a fifth of their examples.
 test: QUICK := -m "not slow" --hypothesis-profile quick
 # Workers share the files; what needs the cores for itself comes last, one test after the other. Quick tests wait more
@@ -102,7 +117,7 @@ test-all: WORKERS ?= 2
 # Hundreds of interpreters import the same modules: none compiles them again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 test test-all: SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
-test-all: $(VENV)/.frameworks
+test-all: $(VENV)/.frameworks $(VENV)/.programs build/$(MPI4PY)/.fetched
 test test-all: $(VENV)/.torch
 ifeq ($(TEST_MPIS),openmpi,mpich)
 	@$(MAKE) --no-print-directory MPI=mpich .venv-mpich/.torch
