@@ -412,6 +412,17 @@ class Intracomm(MPI.Intracomm):
     Split_type = _adopting(MPI.Intracomm.Split_type)
     Shrink = _adopting(MPI.Intracomm.Shrink)
 
+    @classmethod
+    def fromhandle(cls, handle: int) -> Any:
+        """Return the communicator of a handle of MPI. It compresses nothing."""
+        made = super().fromhandle(handle)
+        return _CLASSES[type(made)]._with(made, Settings(None, {}, None, moved=False))
+
+    def free(self) -> None:
+        """Free the communicator, unless it is null, or one of mpi4py's constants."""
+        if self is not MPI.COMM_WORLD and self is not MPI.COMM_SELF:
+            super().free()
+
     def _adopt(self, made: Any) -> Any:
         """Return a communicator that was made of this one, with its settings; also the first one of a pair."""
         if isinstance(made, tuple):

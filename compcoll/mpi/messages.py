@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy.typing as npt
 from numpy import ndarray
 
 from ..dtypes import DTYPES, HALVES
-from ..host.foreign import as_numpy, gpu_memory, is_foreign
+from ..gpu.discovery import gpus
+from ..host.foreign import gpu_memory
 from ..transports.library import MPI
 
 Array = npt.NDArray[Any]
@@ -87,6 +89,8 @@ def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
         if is_left(spec, least):
             return None
         return Message(spec.nbytes, _flat(spec, spec.dtype)) if spec.flags.forc else None
+    if is_in_place(spec):
+        return None
     try:
         data, count, displacement, datatype = _parts(spec)
         if count is not None and datatype is not None and count * blocks * _extent(datatype) < least:
@@ -156,7 +160,7 @@ def read_blocks(spec: Any, blocks: int) -> Message | None:
 
 def nbytes_of(spec: Any) -> int:
     """Return the bytes of a message, for statistics; 0 if it has none of its own, such as MPI.IN_PLACE."""
-    message = None if is_in_place(spec) else read(spec)
+    message = read(spec)
     return 0 if message is None else message.nbytes
 
 
@@ -180,9 +184,12 @@ def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
 
 def _array(data: Any, datatype: MPI.Datatype | str | None) -> tuple[Any, np.dtype[Any] | None, int]:
     """Return the array of a message's data, its element type (None if no codec takes it) and bytes of an element."""
-    array = as_numpy(data, "the message") if is_foreign(data) else data
-    if not isinstance(array, ndarray) and not gpu_memory(array):
-        array = np.asarray(memoryview(array))
+    array = data
+    if gpu_memory(data):
+        if not _has_gpus():
+            raise TypeError
+    elif not isinstance(data, ndarray):
+        array = _viewed(data)
     if isinstance(array, ndarray) and not array.flags.forc:
         raise TypeError
     if datatype is None:
@@ -192,6 +199,23 @@ def _array(data: Any, datatype: MPI.Datatype | str | None) -> tuple[Any, np.dtyp
         datatype = MPI.Datatype.fromcode(datatype)
     found, extent = _OF_MPI.get(datatype.typechar), datatype.extent
     return array, None if found is None or found.itemsize != extent else found, extent
+
+
+def _viewed(data: Any) -> Array:
+    """View memory of the host as an array: of bytes if it is read by DLPack and does not tell its element type."""
+    if not hasattr(data, "__dlpack__"):
+        return np.asarray(memoryview(data))
+    try:
+        memory = np.asarray(MPI.buffer.frombuffer(data))
+    except BufferError:
+        memory = np.asarray(MPI.buffer.frombuffer(data, readonly=True))
+    dtype = getattr(data, "dtype", "uint8")
+    return memory.view(dtype if isinstance(dtype, np.dtype) else str(dtype).rpartition(".")[2])
+
+
+@cache
+def _has_gpus() -> bool:
+    return bool(gpus()[0])
 
 
 def _flat(array: Any, dtype: np.dtype[Any]) -> Any:

@@ -1,7 +1,7 @@
 """Runs mpi4py's own tests, from its source distribution, on all ranks of one MPI job, with its communicators replaced.
 
     launch/mpirun -n 3 python tests/mpi/mpi4py_suite.py FOLDER                              # compcoll, without a codec
-    launch/mpirun -n 3 python tests/mpi/mpi4py_suite.py FOLDER --codec zfp --rate 32 --min-bytes 0
+    launch/mpirun -n 3 python tests/mpi/mpi4py_suite.py FOLDER --codec zfp --rate 32 --min-bytes 0 --moved
     launch/mpirun -n 3 python tests/mpi/mpi4py_suite.py FOLDER --plain                      # what mpi4py does with them
     launch/mpirun -n 3 python tests/mpi/mpi4py_suite.py FOLDER --only test_comm test_cco_buf.TestCCOBufWorld.testReduce
 
@@ -21,8 +21,11 @@ import time
 import unittest
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from mpi4py import MPI
+
+import compcoll
 
 LEFT_OUT = {
     "test_dynproc": "starts processes, or connects to them",
@@ -43,28 +46,21 @@ SKIPPED, PASSED, FAILED, ERROR = OUTCOMES = ("skipped", "passed", "failed", "err
 """From the best to the worst."""
 
 
-class Trivial(MPI.Intracomm):
-    """What any subclass does to the tests, until there is a compcoll.Intracomm."""
-
-    def __new__(cls, comm: MPI.Intracomm | None = None, **options: object) -> Trivial:
-        return super().__new__(cls, comm)
-
-    def free(self) -> None:  # mpi4py's does nothing to its constants
-        if self is not MPI.COMM_WORLD and self is not MPI.COMM_SELF:
-            super().free()
-
-    @classmethod
-    def fromhandle(cls, handle: int) -> MPI.Comm:
-        comm = super().fromhandle(handle)
-        return cls(comm) if type(comm) is MPI.Intracomm else comm
-
-
-def replace(**options: object) -> None:
+def replace(**options: Any) -> None:
     """Put instances of compcoll.Intracomm with these options in the place of mpi4py's two communicators."""
-    import compcoll
+    MPI.COMM_WORLD, MPI.COMM_SELF = (compcoll.Intracomm(comm, **options) for comm in (MPI.COMM_WORLD, MPI.COMM_SELF))
 
-    kind = getattr(compcoll, "Intracomm", Trivial)
-    MPI.COMM_WORLD, MPI.COMM_SELF = (kind(comm, **options) for comm in (MPI.COMM_WORLD, MPI.COMM_SELF))
+
+def count_compressed() -> list[str]:
+    """Return a list of the collectives that are compressed from now on."""
+    found, run = list[str](), compcoll.Intracomm._run
+
+    def counted(self: compcoll.Intracomm, call: Any, choice: Any) -> None:
+        found.append(call.collective)
+        run(self, call, choice)
+
+    compcoll.Intracomm._run = counted  # type: ignore[method-assign]
+    return found
 
 
 def load(folder: Path, only: list[str]) -> unittest.TestSuite:
@@ -119,6 +115,7 @@ def main() -> None:
     parser.add_argument("--codec", help="compress sums by it")
     parser.add_argument("--rate", type=int, help="bits per value")
     parser.add_argument("--min-bytes", type=int, help="compress no smaller buffers")
+    parser.add_argument("--moved", action="store_true", help="compress values that are only moved, too")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds a test may take")
     parser.add_argument("--results", type=Path, help="write outcomes there, as JSON")
     parser.add_argument("--only", nargs="+", default=[], help="names of tests, or of modules or classes of them")
@@ -126,13 +123,15 @@ def main() -> None:
 
     own = MPI.COMM_WORLD.Dup()
     if not arguments.plain:
-        options = {name: getattr(arguments, name) for name in ("codec", "rate", "min_bytes")}
+        options = {name: getattr(arguments, name) for name in ("codec", "rate", "min_bytes", "moved")}
         replace(**{name: value for name, value in options.items() if value is not None})
+    compressed = count_compressed()
     outcomes = Outcomes(own, arguments.timeout)
     load(arguments.folder, arguments.only).run(outcomes)
     if own.rank == 0:
         counts = Counter(status for status, _ in outcomes.of_test.values())
         print(", ".join(f"{counts[status]} {status}" for status in OUTCOMES), flush=True)
+        print("compressed calls:", dict(Counter(compressed)), flush=True)
         if arguments.results is not None:
             arguments.results.write_text(json.dumps(outcomes.of_test, indent=1))
 
