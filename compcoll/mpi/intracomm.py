@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy import ndarray
 
 from .. import api
 from ..codecs.base import Codec
@@ -17,7 +16,7 @@ from ..errors import InvalidArgument
 from ..execute.compiled_plan import named_codec
 from ..transports.library import MPI
 from . import requests
-from .messages import TYPES, Message, is_in_place, is_left, nbytes_of, read, read_blocks
+from .messages import TYPES, Message, is_in_place, is_left, kind_of, nbytes_of, read, read_blocks
 from .settings import Choice, Settings
 
 
@@ -53,9 +52,11 @@ _Reader = Any
 
 def _sum(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op, inside: int = 1) -> tuple[Any, Any] | None:
     """Return the input of a sum, ``inside`` times as long as the result, and the result; None: it is left to MPI."""
+    if op != MPI.SUM:
+        return None
     in_place = is_in_place(sendbuf)
     received = read(recvbuf, comm._settings.least // inside, inside if in_place else 1)
-    if received is None or received.values is None or op != MPI.SUM:
+    if received is None or received.values is None:
         return None
     if in_place:
         return received.values, received.values
@@ -240,13 +241,13 @@ def _method(name: str, reader: _Reader, *, moves: bool = False) -> Any:
             return own(self, *args, **kwargs)
         key = None
         if not moves and len(args) > 1:  # equal calls were left to MPI
-            array = args[1] if is_in_place(args[0]) else args[0]
-            if type(array) is ndarray and (key := (name, array.nbytes, array.dtype)) in self._left:
+            kind = kind_of(args[1] if is_in_place(args[0]) else args[0])
+            if kind is not None and (key := (name, kind)) in self._left:
                 return own(self, *args, **kwargs)
         call = reader(self, *args, **kwargs)
         if call is not None and (choice := self._chosen(call)) is not None:
             return self._run(call, choice)
-        if key is not None and (call is not None or is_left(array, settings.least)):
+        if key is not None and (call is not None or is_left(key[1], settings.least)):
             if len(self._left) >= _MOST_KNOWN:
                 self._left.clear()
             self._left.add(key)
@@ -482,10 +483,10 @@ class Intracomm(MPI.Intracomm):
 
     def _counted(self, name: str, call: _Call | None, own: Callable[[], Any]) -> Any:
         """Run a call, or leave it to MPI, and count it."""
-        settings, started = self._settings, perf_counter()
+        settings = self._settings
+        assert settings.totals is not None
         choice = None if call is None else self._chosen(call)
-        totals = settings.totals
-        assert totals is not None
+        started = perf_counter()
         if call is not None and choice is not None and not settings.dry_run:
             self._run(call, choice)
             assert self._communicator is not None and self._communicator.stats is not None
@@ -494,16 +495,17 @@ class Intracomm(MPI.Intracomm):
         result = own()
         seconds = perf_counter() - started
         if call is None or choice is None:
-            totals.left(name, max(map(nbytes_of, _buffers(own))), seconds)
+            settings.totals.left(name, max(map(nbytes_of, _buffers(own))), seconds)
         else:
-            self._count(name, call, choice._replace(native_seconds=seconds), choice.ratio, choice.seconds)
+            self._count(name, call, choice, choice.ratio, seconds / choice.speedup)
         return result
 
     def _count(self, name: str, call: _Call, choice: Choice, ratio: float, seconds: float) -> None:
-        totals, nbytes = self._settings.totals, call.x.nbytes
-        if totals is not None:
-            saved = round(nbytes * (1 - 1 / ratio))
-            totals.compressed(name, nbytes, saved, choice.error, seconds, choice.native_seconds)
+        if self._settings.totals is not None:
+            saved = round(call.x.nbytes * (1 - 1 / ratio))
+            self._settings.totals.compressed(
+                name, call.x.nbytes, saved, choice.error, seconds, choice.speedup * seconds
+            )
 
     def _begins(self, name: str, call: _Call) -> Callable[[], MPI.Request] | None:
         """Return a function that begins a call and returns its request; None if the call is left to MPI."""

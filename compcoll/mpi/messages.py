@@ -86,7 +86,7 @@ def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
         None if mpi4py must look at the message itself, and may refuse it.
     """
     if type(spec) is ndarray:
-        if is_left(spec, least):
+        if is_left((spec.nbytes, spec.dtype), least):
             return None
         return Message(spec.nbytes, _flat(spec, spec.dtype)) if spec.flags.forc else None
     if is_in_place(spec):
@@ -117,13 +117,26 @@ def is_in_place(spec: Any) -> bool:
     return spec is None or spec is MPI.IN_PLACE
 
 
-def is_left(array: Array, least: int) -> bool:
-    """Return whether a NumPy array is left to MPI because it is small or because no codec takes its elements.
+def kind_of(spec: Any) -> tuple[Any, ...] | None:
+    """Return what decides how messages like this one are sent, fast; None for those that have to be read first."""
+    if type(spec) is ndarray:
+        return spec.nbytes, spec.dtype
+    if isinstance(spec, list | tuple) and len(spec) == 3 and type(spec[1]) is int and isinstance(spec[2], MPI.Datatype):
+        return spec[1], spec[2].typechar
+    return (spec.nbytes, spec.dtype) if isinstance(spec, np.generic) else None
+
+
+def is_left(kind: tuple[Any, ...], least: int) -> bool:
+    """Return whether messages of a kind are left to MPI because they are small or because no codec takes them.
 
     Small arrays of 16-bit floats, which MPI cannot send, are not left to it.
     """
-    real = _REALS.get(array.dtype)
-    return real is None or (array.nbytes < least and real not in _HALVES)
+    size, of = kind
+    if isinstance(of, str):
+        dtype = _OF_MPI.get(of)
+        return dtype is None or size * dtype.itemsize < least
+    real = _REALS.get(of)
+    return real is None or (size < least and real not in _HALVES)
 
 
 def _extent(datatype: MPI.Datatype | str) -> int:

@@ -21,8 +21,8 @@ class Choice(NamedTuple):
     ----------
     codec, algorithm : Codec, str
         The codec and the algorithm.
-    seconds, native_seconds : float
-        Predicted times, with compression and of MPI's own collective.
+    speedup : float
+        Predicted time of MPI's own collective divided by that of this one.
     error : float or None
         Estimated relative error of the result; None if it is unknown.
     ratio : float
@@ -31,8 +31,7 @@ class Choice(NamedTuple):
 
     codec: Codec
     algorithm: str
-    seconds: float
-    native_seconds: float
+    speedup: float
     error: float | None
     ratio: float
 
@@ -106,4 +105,4 @@ class Settings:
         if option.codec.fixed_size:
             ratio = choose.format_on_wire(option.algorithm, option.codec, plan.call, plan.setting).ratio
         native = next((each.seconds for each in found if each.algorithm == choose.NATIVE), option.seconds)
-        return Choice(option.codec, option.algorithm, option.seconds, native, option.error, ratio)
+        return Choice(option.codec, option.algorithm, native / option.seconds, option.error, ratio)

@@ -20,7 +20,8 @@ class Total:
     error : float or None
         The largest estimated relative error; None if one was unknown.
     seconds, native_seconds : float
-        Time in the calls, and what MPI's own would have taken: by the cost model for compressed calls, else the same.
+        Time in the calls, and what MPI's own would have taken: for compressed calls that time multiplied by the speedup
+        that the cost model predicts, else the same.
     """
 
     calls: int = 0
@@ -83,7 +84,7 @@ class Totals:
             [
                 *lines,
                 "error: estimate of ‖result - exact‖ / ‖exact‖ for Gaussian values, the largest of a call",
-                "MPI's own: compressed calls by the cost model, the others as they ran",
+                "MPI's own: for compressed calls by the speedup that the cost model predicts",
             ]
         )
 
