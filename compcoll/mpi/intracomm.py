@@ -14,6 +14,7 @@ from ..codecs.base import Codec
 from ..communicator import Communicator
 from ..errors import InvalidArgument
 from ..execute.compiled_plan import named_codec
+from ..stats import Stats
 from ..transports.library import MPI
 from . import requests
 from .messages import TYPES, Message, is_in_place, is_left, kind_of, nbytes_of, read, read_blocks
@@ -66,13 +67,15 @@ def _sum(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op, inside: int = 
     return (sent.values, received.values) if sent.nbytes == inside * received.nbytes else None
 
 
-def _allreduce(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> _Call | None:
+def _allreduce(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: Any = None) -> _Call | None:
     if (found := _sum(comm, sendbuf, recvbuf, op)) is None:
         return None
     return _Call("allreduce", found[0], "sum", found[1])
 
 
-def _reduce(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> _Call | None:
+def _reduce(
+    comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, info: Any = None
+) -> _Call | None:
     if comm.rank == root:
         found = _sum(comm, sendbuf, recvbuf, op)
         return None if found is None else _Call("reduce", found[0], ("sum", root), found[1], root)
@@ -82,13 +85,20 @@ def _reduce(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, r
     return _Call("reduce", sent.values, ("sum", root), None, root)
 
 
-def _reduce_scatter_block(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> _Call | None:
+def _reduce_scatter_block(
+    comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: Any = None
+) -> _Call | None:
     found = _sum(comm, sendbuf, recvbuf, op, comm.size)
     return None if found is None else _scattered(comm, *found)
 
 
 def _reduce_scatter(
-    comm: Intracomm, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: MPI.Op = MPI.SUM
+    comm: Intracomm,
+    sendbuf: Any,
+    recvbuf: Any,
+    recvcounts: Sequence[int] | None = None,
+    op: MPI.Op = MPI.SUM,
+    info: Any = None,
 ) -> _Call | None:
     if recvcounts is None or len(recvcounts) != comm.size or len(set(recvcounts)) != 1:
         return None  # blocks of which only this rank knows, or uneven ones
@@ -223,64 +233,37 @@ def _ignore(result: Any) -> None:
     pass
 
 
-def _method(name: str, reader: _Reader, *, moves: bool = False) -> Any:
-    """Return a blocking method, which reads its arguments and runs the call, or leaves it to MPI.
+def _method(name: str, reader: _Reader, run: Callable[..., Any] | None = None, *, moves: bool = False) -> Any:
+    """Return a method that reads its arguments and runs a compressed call, or leaves it to MPI.
 
-    ``moves``: whether it only moves values.
+    Parameters
+    ----------
+    name : str
+        The method's name.
+    reader : callable
+        Reads the arguments.
+    run : callable, optional
+        Starts or prepares the call; None: the method blocks.
+    moves : bool
+        Whether the method only moves values.
     """
     own = getattr(MPI.Intracomm, name)
 
     @wraps(own)
     def method(self: Intracomm, *args: Any, **kwargs: Any) -> Any:
         settings = self._settings
+        call = choice = None
+        if settings.moved if moves else settings.sums:
+            kind = None if moves or len(args) < 2 else kind_of(args[1] if is_in_place(args[0]) else args[0])
+            if kind is None or (name, kind) not in self._left:
+                call = reader(self, *args, **kwargs)
+                choice = None if call is None else self._chosen(call, threaded=run is not None)
+                if choice is None and kind is not None and (call is not None or is_left(kind, settings.least)):
+                    self._leave(name, kind)
+        if choice is not None and not settings.dry_run:
+            return (run or Intracomm._run)(self, name, call, choice)
         if settings.totals is not None:
-            may = settings.moved if moves else settings.sums
-            call = reader(self, *args, **kwargs) if may else None
-            return self._counted(name, call, partial(own, self, *args, **kwargs))
-        if not settings.sums or (moves and not settings.moved):
-            return own(self, *args, **kwargs)
-        key = None
-        if not moves and len(args) > 1:  # equal calls were left to MPI
-            kind = kind_of(args[1] if is_in_place(args[0]) else args[0])
-            if kind is not None and (key := (name, kind)) in self._left:
-                return own(self, *args, **kwargs)
-        call = reader(self, *args, **kwargs)
-        if call is not None and (choice := self._chosen(call)) is not None:
-            return self._run(call, choice)
-        if key is not None and (call is not None or is_left(key[1], settings.least)):
-            if len(self._left) >= _MOST_KNOWN:
-                self._left.clear()
-            self._left.add(key)
-        return own(self, *args, **kwargs)
-
-    return method
-
-
-def _nonblocking(name: str, reader: _Reader) -> Any:
-    """Return a nonblocking method."""
-    return _starting(name, reader, lambda begin: begin())
-
-
-def _persistent(name: str, reader: _Reader) -> Any:
-    """Return a method that creates a persistent request."""
-    return _starting(name, reader, requests.Prequest)
-
-
-def _starting(name: str, reader: _Reader, request: Callable[[Callable[[], MPI.Request]], MPI.Request]) -> Any:
-    own: Callable[..., MPI.Request] = getattr(MPI.Intracomm, name)
-    read = reader.__code__.co_argcount - 1  # the others are for MPI, such as an MPI.Info
-
-    @wraps(own)
-    def method(self: Intracomm, *args: Any, **kwargs: Any) -> MPI.Request:
-        named = {key: value for key, value in kwargs.items() if key != "info"}
-        call = reader(self, *args[:read], **named) if self._settings.sums else None
-        begin = None if call is None else self._begins(name, call)
-        if begin is not None:
-            return request(begin)
-        if self._settings.totals is not None:
-            counted = call if self._settings.dry_run else None
-            own_request: MPI.Request = self._counted(name, counted, partial(own, self, *args, **kwargs))
-            return own_request
+            return self._counted(name, call, choice, partial(own, self, *args, **kwargs))
         return own(self, *args, **kwargs)
 
     return method
@@ -374,30 +357,6 @@ class Intracomm(MPI.Intracomm):
         self._settings, self._choices, self._left, self._communicator = settings, {}, set(), None
         return self
 
-    Allreduce = _method("Allreduce", _allreduce)
-    Reduce = _method("Reduce", _reduce)
-    Reduce_scatter = _method("Reduce_scatter", _reduce_scatter)
-    Reduce_scatter_block = _method("Reduce_scatter_block", _reduce_scatter_block)
-    Bcast = _method("Bcast", _bcast, moves=True)
-    Allgather = _method("Allgather", _allgather, moves=True)
-    Allgatherv = _method("Allgatherv", _allgatherv, moves=True)
-    Gather = _method("Gather", _gather, moves=True)
-    Gatherv = _method("Gatherv", _gatherv, moves=True)
-    Scatter = _method("Scatter", _scatter, moves=True)
-    Scatterv = _method("Scatterv", _scatterv, moves=True)
-    Alltoall = _method("Alltoall", _alltoall, moves=True)
-    Alltoallv = _method("Alltoallv", _alltoallv, moves=True)
-
-    Iallreduce = _nonblocking("Iallreduce", _allreduce)
-    Ireduce = _nonblocking("Ireduce", _reduce)
-    Ireduce_scatter = _nonblocking("Ireduce_scatter", _reduce_scatter)
-    Ireduce_scatter_block = _nonblocking("Ireduce_scatter_block", _reduce_scatter_block)
-
-    Allreduce_init = _persistent("Allreduce_init", _allreduce)
-    Reduce_init = _persistent("Reduce_init", _reduce)
-    Reduce_scatter_init = _persistent("Reduce_scatter_init", _reduce_scatter)
-    Reduce_scatter_block_init = _persistent("Reduce_scatter_block_init", _reduce_scatter_block)
-
     Dup = _adopting(MPI.Intracomm.Dup)
     Dup_with_info = _adopting(MPI.Intracomm.Dup_with_info)
     Clone = _adopting(MPI.Intracomm.Clone)
@@ -455,13 +414,13 @@ class Intracomm(MPI.Intracomm):
         unable, most, last, first = facts.tolist()
         return not unable and last == -first and most >= self._settings.least
 
-    def _chosen(self, call: _Call) -> Choice | None:
-        """Return how a call runs; None if it is left to MPI.
+    def _chosen(self, call: _Call, *, threaded: bool) -> Choice | None:
+        """Return how a call runs; None if it is left to MPI. ``threaded``: whether a thread advances it.
 
         The first call creates the `Communicator`, collectively.
         """
         x = call.x
-        key = (call.collective, x.size, x.dtype, call.root)
+        key = (call.collective, x.size, x.dtype, call.root, threaded)
         if key in self._choices:
             return self._choices[key]
         if not 0 <= call.root < self.size:
@@ -470,62 +429,69 @@ class Intracomm(MPI.Intracomm):
             self._communicator = api.get_communicator(self)
         if len(self._choices) >= _MOST_KNOWN:
             self._choices.clear()
-        choice = self._choices[key] = self._settings.choice(self._communicator, call.collective, x, call.root)
+        choice = self._settings.choice(self._communicator, call.collective, x, call.root)
+        if choice is not None and threaded and self._with_thread() is None:
+            choice = None
+        self._choices[key] = choice
         return choice
 
-    def _run(self, call: _Call, choice: Choice) -> None:
-        """Run a call."""
+    def _leave(self, name: str, kind: tuple[Any, ...]) -> None:
+        """Leave calls of a kind to MPI from now on."""
+        if len(self._left) >= _MOST_KNOWN:
+            self._left.clear()
+        self._left.add((name, kind))
+
+    def _run(self, name: str, call: _Call, choice: Choice) -> None:
+        """Run a compressed call."""
         assert self._communicator is not None
         asked = (choice.codec, choice.algorithm, self._settings.of_calls)
         result = self._communicator.call(call.collective, call.x, call.param, call.out, None, asked)
         if call.store is not None:
             call.store(result)
+        if self._settings.totals is not None:
+            self._count(name, call, choice, self._communicator.stats)
 
-    def _counted(self, name: str, call: _Call | None, own: Callable[[], Any]) -> Any:
-        """Run a call, or leave it to MPI, and count it."""
-        settings = self._settings
-        assert settings.totals is not None
-        choice = None if call is None else self._chosen(call)
-        started = perf_counter()
-        if call is not None and choice is not None and not settings.dry_run:
-            self._run(call, choice)
-            assert self._communicator is not None and self._communicator.stats is not None
-            self._count(name, call, choice, self._communicator.stats.ratio, perf_counter() - started)
-            return None
+    def _start(self, name: str, call: _Call, choice: Choice) -> MPI.Request:
+        """Start a compressed call, which a thread advances."""
+        communicator = self._with_thread()
+        assert communicator is not None
+        asked = (choice.codec, choice.algorithm, self._settings.of_calls)
+        request = communicator.start(call.collective, call.x, call.param, call.out, None, asked)
+
+        def ended() -> None:
+            result = request.wait()
+            if call.store is not None:
+                call.store(result)
+            self._count(name, call, choice, request.stats)
+
+        return requests.begun(request, ended)
+
+    def _prepare(self, name: str, call: _Call, choice: Choice) -> MPI.Prequest:
+        """Return a persistent request of a compressed call."""
+        return requests.Prequest(partial(self._start, name, call, choice))
+
+    def _counted(self, name: str, call: _Call | None, choice: Choice | None, own: Callable[[], Any]) -> Any:
+        """Run a method of mpi4py and count it; in a dry run as the compressed call that it would have been."""
+        totals, started = self._settings.totals, perf_counter()
+        assert totals is not None
         result = own()
         seconds = perf_counter() - started
         if call is None or choice is None:
-            settings.totals.left(name, max(map(nbytes_of, _buffers(own))), seconds)
+            totals.left(name, max(map(nbytes_of, _buffers(own))), seconds)
         else:
-            self._count(name, call, choice, choice.ratio, seconds / choice.speedup)
+            self._count(
+                name, call, choice, Stats(name, None, "", wire_nbytes=1, total_seconds=seconds / choice.speedup)
+            )
         return result
 
-    def _count(self, name: str, call: _Call, choice: Choice, ratio: float, seconds: float) -> None:
-        if self._settings.totals is not None:
-            saved = round(call.x.nbytes * (1 - 1 / ratio))
+    def _count(self, name: str, call: _Call, choice: Choice, stats: Stats | None) -> None:
+        """Count a compressed call."""
+        if self._settings.totals is not None and stats is not None:
+            ratio = choice.ratio if self._settings.dry_run else stats.ratio
+            saved, seconds = round(call.x.nbytes * (1 - 1 / ratio)), stats.total_seconds
             self._settings.totals.compressed(
                 name, call.x.nbytes, saved, choice.error, seconds, choice.speedup * seconds
             )
-
-    def _begins(self, name: str, call: _Call) -> Callable[[], MPI.Request] | None:
-        """Return a function that begins a call and returns its request; None if the call is left to MPI."""
-        choice = self._chosen(call)
-        if choice is None or self._settings.dry_run or (communicator := self._with_thread()) is None:
-            return None
-        asked = (choice.codec, choice.algorithm, self._settings.of_calls)
-
-        def begin() -> MPI.Request:
-            request = communicator.start(call.collective, call.x, call.param, call.out, None, asked)
-
-            def ended() -> None:
-                result = request.wait()
-                if call.store is not None:
-                    call.store(result)
-                self._count(name, call, choice, request.stats.ratio, request.stats.total_seconds)
-
-            return requests.begun(request, ended)
-
-        return begin
 
     def _with_thread(self) -> Communicator | None:
         """Return the `Communicator` whose collectives advance in a thread; None without MPI.THREAD_MULTIPLE.
@@ -540,6 +506,30 @@ class Intracomm(MPI.Intracomm):
                 kept = False
             self.Set_attr(_WITH_THREAD, kept)
         return kept if isinstance(kept, Communicator) else None
+
+    Allreduce = _method("Allreduce", _allreduce)
+    Reduce = _method("Reduce", _reduce)
+    Reduce_scatter = _method("Reduce_scatter", _reduce_scatter)
+    Reduce_scatter_block = _method("Reduce_scatter_block", _reduce_scatter_block)
+    Bcast = _method("Bcast", _bcast, moves=True)
+    Allgather = _method("Allgather", _allgather, moves=True)
+    Allgatherv = _method("Allgatherv", _allgatherv, moves=True)
+    Gather = _method("Gather", _gather, moves=True)
+    Gatherv = _method("Gatherv", _gatherv, moves=True)
+    Scatter = _method("Scatter", _scatter, moves=True)
+    Scatterv = _method("Scatterv", _scatterv, moves=True)
+    Alltoall = _method("Alltoall", _alltoall, moves=True)
+    Alltoallv = _method("Alltoallv", _alltoallv, moves=True)
+
+    Iallreduce = _method("Iallreduce", _allreduce, _start)
+    Ireduce = _method("Ireduce", _reduce, _start)
+    Ireduce_scatter = _method("Ireduce_scatter", _reduce_scatter, _start)
+    Ireduce_scatter_block = _method("Ireduce_scatter_block", _reduce_scatter_block, _start)
+
+    Allreduce_init = _method("Allreduce_init", _allreduce, _prepare)
+    Reduce_init = _method("Reduce_init", _reduce, _prepare)
+    Reduce_scatter_init = _method("Reduce_scatter_init", _reduce_scatter, _prepare)
+    Reduce_scatter_block_init = _method("Reduce_scatter_block_init", _reduce_scatter_block, _prepare)
 
 
 class Cartcomm(Intracomm, MPI.Cartcomm):
