@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, wraps
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,226 +14,17 @@ from ..codecs.base import Codec
 from ..communicator import Communicator
 from ..errors import InvalidArgument
 from ..execute.compiled_plan import named_codec
-from ..stats import Stats
 from ..transports.library import MPI
-from . import requests
-from .messages import TYPES, Message, is_in_place, is_left, kind_of, nbytes_of, read, read_blocks
+from . import arguments, requests
+from .arguments import Call
+from .messages import TYPES, Message, is_in_place, is_left, kind_of, nbytes_of
 from .settings import Choice, Settings
-
-
-class _Call(NamedTuple):
-    """A collective that compcoll runs.
-
-    Attributes
-    ----------
-    collective : str
-        Its name.
-    x, param, out : array, Any, array or None
-        Its arguments; see `Communicator.call`.
-    root : int
-        The root, if the collective has one.
-    store : callable or None
-        Stores the result where the program expects it, if that is not ``out``.
-    """
-
-    collective: str
-    x: Any
-    param: Any
-    out: Any
-    root: int = 0
-    store: Callable[[Any], None] | None = None
-
 
 _MOST_KNOWN = 4096
 """The number of kinds of calls whose choice a communicator remembers."""
 
-_Reader = Any
-"""A function that reads the arguments of a method; returns None if the call is left to MPI."""
 
-
-def _sum(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op, inside: int = 1) -> tuple[Any, Any] | None:
-    """Return the input of a sum, ``inside`` times as long as the result, and the result; None: it is left to MPI."""
-    if op != MPI.SUM:
-        return None
-    in_place = is_in_place(sendbuf)
-    received = read(recvbuf, comm._settings.least // inside, inside if in_place else 1)
-    if received is None or received.values is None:
-        return None
-    if in_place:
-        return received.values, received.values
-    sent = read(sendbuf, 0, inside)
-    if sent is None or sent.values is None or sent.values.dtype != received.values.dtype:
-        return None
-    return (sent.values, received.values) if sent.nbytes == inside * received.nbytes else None
-
-
-def _allreduce(comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: Any = None) -> _Call | None:
-    if (found := _sum(comm, sendbuf, recvbuf, op)) is None:
-        return None
-    return _Call("allreduce", found[0], "sum", found[1])
-
-
-def _reduce(
-    comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, info: Any = None
-) -> _Call | None:
-    if comm.rank == root:
-        found = _sum(comm, sendbuf, recvbuf, op)
-        return None if found is None else _Call("reduce", found[0], ("sum", root), found[1], root)
-    sent = read(sendbuf, comm._settings.least)
-    if sent is None or sent.values is None or op != MPI.SUM:
-        return None
-    return _Call("reduce", sent.values, ("sum", root), None, root)
-
-
-def _reduce_scatter_block(
-    comm: Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: Any = None
-) -> _Call | None:
-    found = _sum(comm, sendbuf, recvbuf, op, comm.size)
-    return None if found is None else _scattered(comm, *found)
-
-
-def _reduce_scatter(
-    comm: Intracomm,
-    sendbuf: Any,
-    recvbuf: Any,
-    recvcounts: Sequence[int] | None = None,
-    op: MPI.Op = MPI.SUM,
-    info: Any = None,
-) -> _Call | None:
-    if recvcounts is None or len(recvcounts) != comm.size or len(set(recvcounts)) != 1:
-        return None  # blocks of which only this rank knows, or uneven ones
-    found = _sum(comm, sendbuf, recvbuf, op, 1 if is_in_place(sendbuf) else comm.size)
-    if found is None or found[0].size not in (factor * comm.size * recvcounts[0] for factor in (1, 2)):
-        return None  # a complex element is a pair
-    return _scattered(comm, *found)
-
-
-def _scattered(comm: Intracomm, x: Any, out: Any) -> _Call:
-    if x is not out:
-        return _Call("reduce_scatter", x, "sum", out)
-    block = out[: out.size // comm.size]  # MPI's place for a result in place
-    return _Call("reduce_scatter", x, "sum", None, store=partial(_copy, block))
-
-
-def _bcast(comm: Intracomm, buf: Any, root: int = 0) -> _Call | None:
-    message = read(buf, comm._settings.least)
-    if message is None or not comm._agree(message):
-        return None
-    # MPI reads the root's buffer alone, which may therefore be read-only.
-    out = message.values if getattr(message.values.flags, "writeable", True) or comm.rank != root else None
-    return _Call("bcast", message.values, root, out, root)
-
-
-def _allgather(comm: Intracomm, sendbuf: Any, recvbuf: Any) -> _Call | None:
-    received = read(recvbuf, comm._settings.least, comm.size)
-    if received is None:
-        return None
-    sent = _own_block(comm, received) if is_in_place(sendbuf) else read(sendbuf)
-    if not comm._agree(sent, received, ratio=comm.size) or sent is None:
-        return None
-    return _Call("allgather", sent.values, None, received.values.reshape(comm.size, -1))
-
-
-def _gather(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Call | None:
-    received = read(recvbuf, blocks=comm.size) if comm.rank == root else None
-    sent = read(sendbuf) if received is None or not is_in_place(sendbuf) else _own_block(comm, received)
-    if sent is None or sent.nbytes < comm._settings.least:
-        return None
-    if comm.rank != root:
-        return _Call("gather", sent.values, root, None, root) if comm._agree(sent) else None
-    if not comm._agree(sent, received, ratio=comm.size) or received is None:
-        return None
-    return _Call("gather", sent.values, root, received.values.reshape(comm.size, -1), root)
-
-
-def _scatter(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Call | None:
-    sent = read(sendbuf, blocks=comm.size) if comm.rank == root else None
-    in_place = is_in_place(recvbuf) and sent is not None
-    received = _own_block(comm, sent) if in_place and sent is not None else read(recvbuf)
-    if received is None or received.nbytes < comm._settings.least:
-        return None
-    if comm.rank != root:
-        if not comm._agree(received):
-            return None
-        shape = np.empty(comm.size * received.values.size, received.values.dtype)  # of which no value is read
-        return _Call("scatter", shape, root, received.values, root)
-    if not comm._agree(received, sent, ratio=comm.size) or sent is None:
-        return None
-    return _Call("scatter", sent.values, root, None if in_place else received.values, root)
-
-
-def _alltoall(comm: Intracomm, sendbuf: Any, recvbuf: Any) -> _Call | None:
-    received = read(recvbuf, comm._settings.least, comm.size)
-    if received is None:
-        return None
-    sent = received if is_in_place(sendbuf) else read(sendbuf, blocks=comm.size)
-    if not comm._agree(sent, received) or sent is None:
-        return None
-    return _Call("alltoall", sent.values.copy() if sent is received else sent.values, None, received.values)
-
-
-def _allgatherv(comm: Intracomm, sendbuf: Any, recvbuf: Any) -> _Call | None:
-    received = read_blocks(recvbuf, comm.size)
-    if received is None or received.nbytes < comm._settings.least:
-        return None
-    sent = _own_block(comm, received) if is_in_place(sendbuf) else read(sendbuf)
-    if not comm._agree(sent, received, ratio=None) or sent is None:
-        return None
-    return _Call("allgatherv", sent.values, None, None, store=received.store)
-
-
-def _gatherv(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Call | None:
-    received = read_blocks(recvbuf, comm.size) if comm.rank == root else None
-    sent = read(sendbuf) if received is None or not is_in_place(sendbuf) else _own_block(comm, received)
-    messages = (sent, received) if comm.rank == root else (sent,)
-    if not comm._agree(*messages, ratio=None) or sent is None:
-        return None
-    counts = tuple(sent.values.size if rank == root else 0 for rank in range(comm.size))
-    return _Call("alltoallv", sent.values, counts, None, root, _ignore if received is None else received.store)
-
-
-def _scatterv(comm: Intracomm, sendbuf: Any, recvbuf: Any, root: int = 0) -> _Call | None:
-    sent = read_blocks(sendbuf, comm.size) if comm.rank == root else None
-    in_place = is_in_place(recvbuf) and sent is not None
-    received = _own_block(comm, sent) if in_place and sent is not None else read(recvbuf)
-    messages = (received, sent) if comm.rank == root else (received,)
-    if not comm._agree(*messages, ratio=None) or received is None:
-        return None
-    x, counts = (received.values[:0], [0] * comm.size) if sent is None else (sent.joined(), sent.counts)
-    store = _ignore if in_place else partial(_copy, received.values)
-    return _Call("alltoallv", x, tuple(counts or ()), None, root, store)
-
-
-def _alltoallv(comm: Intracomm, sendbuf: Any, recvbuf: Any) -> _Call | None:
-    received = read_blocks(recvbuf, comm.size)
-    sent = received if is_in_place(sendbuf) else read_blocks(sendbuf, comm.size)
-    if not comm._agree(sent, received, ratio=None) or sent is None or received is None:
-        return None
-    return _Call("alltoallv", sent.joined(), tuple(sent.counts or ()), None, store=received.store)
-
-
-def _own_block(comm: Intracomm, message: Message) -> Message:
-    """Return this rank's block of a message in place, a copy."""
-    if message.values is None:
-        return message
-    if message.counts is None or message.displacements is None:
-        count = message.values.size // comm.size
-        at = comm.rank * count
-    else:
-        count, at = message.counts[comm.rank], message.displacements[comm.rank]
-    values = message.values[at : at + count].copy()
-    return Message(values.nbytes, values)
-
-
-def _copy(out: Any, result: Any) -> None:
-    out[:] = result
-
-
-def _ignore(result: Any) -> None:
-    pass
-
-
-def _method(name: str, reader: _Reader, run: Callable[..., Any] | None = None, *, moves: bool = False) -> Any:
+def _method(name: str, reader: arguments.Reader, run: Callable[..., Any] | None = None, *, moves: bool = False) -> Any:
     """Return a method that reads its arguments and runs a compressed call, or leaves it to MPI.
 
     Parameters
@@ -252,7 +43,8 @@ def _method(name: str, reader: _Reader, run: Callable[..., Any] | None = None, *
     @wraps(own)
     def method(self: Intracomm, *args: Any, **kwargs: Any) -> Any:
         settings = self._settings
-        call = choice = None
+        call: Call | None = None
+        choice: Choice | None = None
         if settings.moved if moves else settings.sums:
             kind = None if moves or len(args) < 2 else kind_of(args[1] if is_in_place(args[0]) else args[0])
             if kind is None or (name, kind) not in self._left:
@@ -260,7 +52,7 @@ def _method(name: str, reader: _Reader, run: Callable[..., Any] | None = None, *
                 choice = None if call is None else self._chosen(call, threaded=run is not None)
                 if choice is None and kind is not None and (call is not None or is_left(kind, settings.least)):
                     self._leave(name, kind)
-        if choice is not None and not settings.dry_run:
+        if call is not None and choice is not None and not settings.dry_run:
             return (run or Intracomm._run)(self, name, call, choice)
         if settings.totals is not None:
             return self._counted(name, call, choice, partial(own, self, *args, **kwargs))
@@ -392,6 +184,11 @@ class Intracomm(MPI.Intracomm):
             return made
         return _CLASSES[type(made)]._with(made, self._settings)
 
+    @property
+    def _least(self) -> int:
+        """The bytes below which messages are left to MPI."""
+        return self._settings.least
+
     def _agree(self, *messages: Message | None, ratio: int | None = 1) -> bool:
         """Return whether all ranks can have a call compressed, as far as each knows from its own arguments. Collective.
 
@@ -412,9 +209,9 @@ class Intracomm(MPI.Intracomm):
         facts = np.array([not able, nbytes, kind, -kind], np.int64)
         MPI.Intracomm.Allreduce(self, MPI.IN_PLACE, facts, MPI.MAX)
         unable, most, last, first = facts.tolist()
-        return not unable and last == -first and most >= self._settings.least
+        return not unable and last == -first and most >= self._least
 
-    def _chosen(self, call: _Call, *, threaded: bool) -> Choice | None:
+    def _chosen(self, call: Call, *, threaded: bool) -> Choice | None:
         """Return how a call runs; None if it is left to MPI. ``threaded``: whether a thread advances it.
 
         The first call creates the `Communicator`, collectively.
@@ -441,17 +238,17 @@ class Intracomm(MPI.Intracomm):
             self._left.clear()
         self._left.add((name, kind))
 
-    def _run(self, name: str, call: _Call, choice: Choice) -> None:
+    def _run(self, name: str, call: Call, choice: Choice) -> None:
         """Run a compressed call."""
         assert self._communicator is not None
         asked = (choice.codec, choice.algorithm, self._settings.of_calls)
         result = self._communicator.call(call.collective, call.x, call.param, call.out, None, asked)
         if call.store is not None:
             call.store(result)
-        if self._settings.totals is not None:
-            self._count(name, call, choice, self._communicator.stats)
+        if self._settings.totals is not None and (ran := self._communicator.stats) is not None:
+            self._count(name, call, choice, ran.ratio, ran.total_seconds)
 
-    def _start(self, name: str, call: _Call, choice: Choice) -> MPI.Request:
+    def _start(self, name: str, call: Call, choice: Choice) -> MPI.Request:
         """Start a compressed call, which a thread advances."""
         communicator = self._with_thread()
         assert communicator is not None
@@ -462,15 +259,15 @@ class Intracomm(MPI.Intracomm):
             result = request.wait()
             if call.store is not None:
                 call.store(result)
-            self._count(name, call, choice, request.stats)
+            self._count(name, call, choice, request.stats.ratio, request.stats.total_seconds)
 
         return requests.begun(request, ended)
 
-    def _prepare(self, name: str, call: _Call, choice: Choice) -> MPI.Prequest:
+    def _prepare(self, name: str, call: Call, choice: Choice) -> MPI.Prequest:
         """Return a persistent request of a compressed call."""
         return requests.Prequest(partial(self._start, name, call, choice))
 
-    def _counted(self, name: str, call: _Call | None, choice: Choice | None, own: Callable[[], Any]) -> Any:
+    def _counted(self, name: str, call: Call | None, choice: Choice | None, own: Callable[[], Any]) -> Any:
         """Run a method of mpi4py and count it; in a dry run as the compressed call that it would have been."""
         totals, started = self._settings.totals, perf_counter()
         assert totals is not None
@@ -479,19 +276,15 @@ class Intracomm(MPI.Intracomm):
         if call is None or choice is None:
             totals.left(name, max(map(nbytes_of, _buffers(own))), seconds)
         else:
-            self._count(
-                name, call, choice, Stats(name, None, "", wire_nbytes=1, total_seconds=seconds / choice.speedup)
-            )
+            self._count(name, call, choice, choice.ratio, seconds / choice.speedup)
         return result
 
-    def _count(self, name: str, call: _Call, choice: Choice, stats: Stats | None) -> None:
-        """Count a compressed call."""
-        if self._settings.totals is not None and stats is not None:
-            ratio = choice.ratio if self._settings.dry_run else stats.ratio
-            saved, seconds = round(call.x.nbytes * (1 - 1 / ratio)), stats.total_seconds
-            self._settings.totals.compressed(
-                name, call.x.nbytes, saved, choice.error, seconds, choice.speedup * seconds
-            )
+    def _count(self, name: str, call: Call, choice: Choice, ratio: float, seconds: float) -> None:
+        """Count a compressed call, if calls are counted."""
+        if self._settings.totals is not None:
+            nbytes = call.x.nbytes
+            saved = round(nbytes * (1 - 1 / ratio))
+            self._settings.totals.compressed(name, nbytes, saved, choice.error, seconds, choice.speedup * seconds)
 
     def _with_thread(self) -> Communicator | None:
         """Return the `Communicator` whose collectives advance in a thread; None without MPI.THREAD_MULTIPLE.
@@ -507,29 +300,29 @@ class Intracomm(MPI.Intracomm):
             self.Set_attr(_WITH_THREAD, kept)
         return kept if isinstance(kept, Communicator) else None
 
-    Allreduce = _method("Allreduce", _allreduce)
-    Reduce = _method("Reduce", _reduce)
-    Reduce_scatter = _method("Reduce_scatter", _reduce_scatter)
-    Reduce_scatter_block = _method("Reduce_scatter_block", _reduce_scatter_block)
-    Bcast = _method("Bcast", _bcast, moves=True)
-    Allgather = _method("Allgather", _allgather, moves=True)
-    Allgatherv = _method("Allgatherv", _allgatherv, moves=True)
-    Gather = _method("Gather", _gather, moves=True)
-    Gatherv = _method("Gatherv", _gatherv, moves=True)
-    Scatter = _method("Scatter", _scatter, moves=True)
-    Scatterv = _method("Scatterv", _scatterv, moves=True)
-    Alltoall = _method("Alltoall", _alltoall, moves=True)
-    Alltoallv = _method("Alltoallv", _alltoallv, moves=True)
+    Allreduce = _method("Allreduce", arguments.allreduce)
+    Reduce = _method("Reduce", arguments.reduce)
+    Reduce_scatter = _method("Reduce_scatter", arguments.reduce_scatter)
+    Reduce_scatter_block = _method("Reduce_scatter_block", arguments.reduce_scatter_block)
+    Bcast = _method("Bcast", arguments.bcast, moves=True)
+    Allgather = _method("Allgather", arguments.allgather, moves=True)
+    Allgatherv = _method("Allgatherv", arguments.allgatherv, moves=True)
+    Gather = _method("Gather", arguments.gather, moves=True)
+    Gatherv = _method("Gatherv", arguments.gatherv, moves=True)
+    Scatter = _method("Scatter", arguments.scatter, moves=True)
+    Scatterv = _method("Scatterv", arguments.scatterv, moves=True)
+    Alltoall = _method("Alltoall", arguments.alltoall, moves=True)
+    Alltoallv = _method("Alltoallv", arguments.alltoallv, moves=True)
 
-    Iallreduce = _method("Iallreduce", _allreduce, _start)
-    Ireduce = _method("Ireduce", _reduce, _start)
-    Ireduce_scatter = _method("Ireduce_scatter", _reduce_scatter, _start)
-    Ireduce_scatter_block = _method("Ireduce_scatter_block", _reduce_scatter_block, _start)
+    Iallreduce = _method("Iallreduce", arguments.allreduce, _start)
+    Ireduce = _method("Ireduce", arguments.reduce, _start)
+    Ireduce_scatter = _method("Ireduce_scatter", arguments.reduce_scatter, _start)
+    Ireduce_scatter_block = _method("Ireduce_scatter_block", arguments.reduce_scatter_block, _start)
 
-    Allreduce_init = _method("Allreduce_init", _allreduce, _prepare)
-    Reduce_init = _method("Reduce_init", _reduce, _prepare)
-    Reduce_scatter_init = _method("Reduce_scatter_init", _reduce_scatter, _prepare)
-    Reduce_scatter_block_init = _method("Reduce_scatter_block_init", _reduce_scatter_block, _prepare)
+    Allreduce_init = _method("Allreduce_init", arguments.allreduce, _prepare)
+    Reduce_init = _method("Reduce_init", arguments.reduce, _prepare)
+    Reduce_scatter_init = _method("Reduce_scatter_init", arguments.reduce_scatter, _prepare)
+    Reduce_scatter_block_init = _method("Reduce_scatter_block_init", arguments.reduce_scatter_block, _prepare)
 
 
 class Cartcomm(Intracomm, MPI.Cartcomm):
