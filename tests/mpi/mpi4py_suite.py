@@ -52,12 +52,12 @@ def replace(**options: Any) -> None:
 
 
 def count_compressed() -> list[str]:
-    """Return a list of the collectives that are compressed from now on."""
+    """Return a list to which the name of each method is added whose blocking call is compressed."""
     found, run = list[str](), compcoll.Intracomm._run
 
-    def counted(self: compcoll.Intracomm, call: Any, choice: Any) -> None:
-        found.append(call.collective)
-        run(self, call, choice)
+    def counted(self: compcoll.Intracomm, name: str, call: Any, choice: Any) -> None:
+        found.append(name)
+        run(self, name, call, choice)
 
     compcoll.Intracomm._run = counted  # type: ignore[method-assign]
     return found
