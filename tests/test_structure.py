@@ -27,8 +27,7 @@ reduce_scatter_init scatter scatter_init"""
 
 # From the top: a module imports its own layer and those below. A name is a folder of the package, or a file.
 LAYERS = [
-    {"__main__", "simulation", "tools", "torch"},
-    {"mpi"},
+    {"__main__", "mpi", "simulation", "tools", "torch"},
     {"api", "communicator", "encoding", "sparse"},
     {"execute"},
     {"plan"},
