@@ -86,7 +86,7 @@ def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
         None if mpi4py must look at the message itself, and may refuse it.
     """
     if type(spec) is ndarray:
-        if is_left((spec.nbytes, spec.dtype), least):
+        if spec.nbytes < least and spec.dtype not in _HALVES:
             return None
         return Message(spec.nbytes, _flat(spec, spec.dtype)) if spec.flags.forc else None
     if is_in_place(spec):

@@ -228,12 +228,14 @@ def check_other_values_and_operations_are_left_to_mpi(comm: MPI.Intracomm) -> No
 def check_derived_types(comm: MPI.Intracomm) -> None:
     """One rank describes the same values by a derived datatype, which MPI allows: all ranks leave them to MPI."""
     own = counting(comm)
-    x = values(comm, N, np.float64, 0) if comm.rank == 0 else np.zeros(2 * N)
-    vector = MPI.DOUBLE.Create_vector(N, 1, 2).Commit()
-    own.Bcast(x if comm.rank == 0 else [x, 1, vector], 0)
-    np.testing.assert_array_equal(x if comm.rank == 0 else x[::2], values(comm, N, np.float64, 0))
-    assert compressed(own, "Bcast") == 0 or comm.size == 1
-    vector.Free()
+    for kind in (np.float64, np.int64):
+        values_ = np.arange(N, dtype=kind)
+        x = values_.copy() if comm.rank == 0 else np.zeros(2 * N, kind)
+        vector = datatype(kind).Create_vector(N, 1, 2).Commit()
+        own.Bcast(x if comm.rank == 0 else [x, 1, vector], 0)
+        np.testing.assert_array_equal(x if comm.rank == 0 else x[::2], values_)
+        assert compressed(own, "Bcast") == 0 or comm.size == 1
+        vector.Free()
 
 
 def check_without_a_codec_everything_is_mpis_own(comm: MPI.Intracomm) -> None:
