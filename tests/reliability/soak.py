@@ -71,8 +71,10 @@ class Watched(MPITransport):
     def irecv(self, *arguments: Any) -> Pending:
         return Counted(self, super().irecv(*arguments))
 
-    def reductions(self, collective: str, op: str) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any], Pending]]:
-        block, start = super().reductions(collective, op)
+    def reductions(
+        self, collective: str, op: str, root: int | None = None
+    ) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any], Pending]]:
+        block, start = super().reductions(collective, op, root)
         return block, lambda x, out: Counted(self, start(x, out))
 
     def iallgatherv(self, *arguments: Any, **counts: Any) -> Pending:
@@ -83,6 +85,15 @@ class Watched(MPITransport):
 
     def ialltoall(self, *arguments: Any) -> Pending:
         return Counted(self, super().ialltoall(*arguments))
+
+    def ialltoallv(self, *arguments: Any, **counts: Any) -> Pending:
+        return Counted(self, super().ialltoallv(*arguments, **counts))
+
+    def igather(self, *arguments: Any, **root: Any) -> Pending:
+        return Counted(self, super().igather(*arguments, **root))
+
+    def iscatter(self, *arguments: Any, **root: Any) -> Pending:
+        return Counted(self, super().iscatter(*arguments, **root))
 
 
 class Case:
