@@ -78,6 +78,9 @@ def check_more_than_mpi_counts(comm: MPI.Intracomm) -> None:
                             lambda m=method, x=inputs[comm.rank]: result_of(communicator, m, x, algorithm="native")
                         )
                         assert type(error) is InvalidBuffer and "takes at most 500 elements" in str(error), error
+        to_one = [400] + [0] * (comm.size - 1)  # few from each rank, but many to one
+        communicator.alltoallv(np.zeros(400, np.float32), to_one, algorithm="native")
+        assert communicator.stats.algorithm == ("pairwise" if comm.size > 1 else "copy")
         x = np.zeros(5000, np.float32)
         x[comm.rank :: 7] = 1.0 + comm.rank
         codec = TopK(density=1 / 7, select="exact")
