@@ -201,6 +201,26 @@ def check_other_collectives(comm: MPI.Intracomm) -> None:
     np.testing.assert_array_equal(compcoll.bcast(counts, p - 1, comm=comm), np.arange(4) + p - 1)
 
 
+def check_empty_arrays(comm: MPI.Intracomm) -> None:
+    """By MPI's own and by our own algorithms: results have no elements, and their right shapes."""
+    p, root = comm.size, comm.size - 1
+    x = np.empty((0, 3), np.float32)
+    for algorithms in (("native",) * 4, ("direct", "linear", "linear", "pairwise"), ("auto",) * 4):
+        for codec in (None, "cast") if algorithms[0] != "native" else (None,):
+            options = [{"algorithm": name, "codec": codec, "comm": comm} for name in algorithms]
+            total = compcoll.reduce(x, root, **options[0])
+            stacked = compcoll.gather(x, root, **options[1])
+            if comm.rank == root:
+                assert total.shape == (0, 3) and stacked.shape == (p, 0, 3)
+            else:
+                assert total is stacked is None
+            assert compcoll.scatter(x, root, **options[2]).shape == (0, 3)
+            assert compcoll.alltoallv(x, [0] * p, **options[3]).shape == (0, 3)
+            rows = np.ones((comm.rank, 3), np.float32)  # all for rank 0
+            got = compcoll.alltoallv(rows, [comm.rank] + [0] * (p - 1), **options[3])
+            assert got.shape == (sum(range(p)) if comm.rank == 0 else 0, 3) and (got == 1).all()
+
+
 def check_mpis_own_reduce(comm: MPI.Intracomm) -> None:
     """All types and operations, blocking and not, in place and elsewhere; only the root has a result."""
     p, rank = comm.size, comm.rank
