@@ -12,7 +12,7 @@ from ..pending import OrderingTicket, Pending, Steps
 from ..stats import Stats
 from .costs import Costs
 from .job import Job
-from .record import Algorithm
+from .record import REDUCTIONS, ROOTED, UNEVEN, Algorithm
 
 UNKNOWN = -1
 """Bytes that MPI's own collectives sent, which MPI does not report."""
@@ -114,12 +114,7 @@ def _cost(c: Costs, collective: str) -> float:
 
 NATIVE: Algorithm[Job] = Algorithm(
     "native",
-    dict.fromkeys(
-        (
-            *("allreduce", "reduce_scatter", "reduce", "allgather", "allgatherv", "gather"),
-            *("scatter", "bcast", "alltoall", "alltoallv"),
-        )
-    ),
+    dict.fromkeys((*REDUCTIONS, "allgather", *UNEVEN, *ROOTED, "alltoall")),
     _cost,
     by_mpi=True,
 )

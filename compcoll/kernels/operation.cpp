@@ -79,6 +79,6 @@ void compcoll::bind_operation(nb::module_& m) {
         .def("load", &PiggybackReduction::load, nb::arg("x"), "Load this rank's values.");
     nb::class_<Function, Operation>(m, "Function")
         .def(nb::init<nb::object, int64_t>(), nb::arg("function"), nb::arg("wire_nbytes"))
-        .def("__call__", &Function::call, nb::arg("x"), nb::arg("out"), "Call it.");
+        .def("__call__", &Function::call, nb::arg("x"), nb::arg("out").none(), "Call it.");
     nb::class_<Started, Operation>(m, "Started").def(nb::init<nb::object>(), nb::arg("start"));
 }

@@ -176,9 +176,8 @@ def failures(world: World, method: str, **options: Any) -> list[Any]:
 def check_told(told: list[Any], lacking: int, collective: str = "") -> None:
     for rank, error in enumerate(told):
         if rank != lacking and not isinstance(error, CompcollError) and collective:
-            assert np.array_equal(
-                error, expected(collective, numbers(), rank, ROOT)
-            )  # it had all that it needed before
+            right = expected(collective, numbers(), rank, ROOT)
+            assert np.array_equal(error, right)  # it had all that it needed before
             continue
         assert isinstance(error, CompcollError) and f"rank {lacking}" in str(error), told
         assert "MemoryError: none left" in str(error)

@@ -394,7 +394,7 @@ class DeferredWorld(World):
         return [x if device is None else device.upload(x) for device, x in zip(self.devices, inputs)]
 
     def download(self, results: Sequence[Any]) -> list[np.ndarray]:
-        return [x if device is None else device.download(x) for device, x in zip(self.devices, results)]
+        return [x if device is None or x is None else device.download(x) for device, x in zip(self.devices, results)]
 
     @property
     def sites(self) -> set[Site]:

@@ -17,6 +17,7 @@ from promises import ADDITIVE, ALGORITHMS, DTYPES, FIXED, FLAT, algorithms_of, o
 from compcoll import ErrorFeedback, Sign
 from compcoll.codecs.sparse.selectors import SELECTORS
 from compcoll.gpu import streams
+from compcoll.plan.choose import NAMES
 from compcoll.sparse import DGCFeedback, SparseSum, VarianceFeedback
 
 CODECS = [None, *one_of_each(FIXED)]
@@ -28,16 +29,8 @@ COLLECTIVES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: ("iallreduce", {"algorithm": name, "op": "mean" if name == "direct" else "sum"}) for name in ALGORITHMS},
     **{
         f"{collective} {name}": (f"i{collective}", {"algorithm": name})
-        for collective in (
-            "reduce_scatter",
-            "allgather",
-            "bcast",
-            "alltoall",
-            "alltoallv",
-            "reduce",
-            "gather",
-            "scatter",
-        )
+        for collective in NAMES
+        if collective not in ("allreduce", "allgatherv")
         for name in algorithms_of(collective)
     },
     "allgatherv": ("iallgatherv", {"algorithm": algorithms_of("allgatherv")[0]}),  # all run as their allgather
@@ -51,7 +44,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(method: str, options: dict[str, Any]) -> Start:
     return lambda comm, x: getattr(comm, method)(
-        x, **arguments(method.removeprefix("i"), len(x), comm.size, comm.rank), **options
+        x, **arguments(method.removeprefix("i"), x.size, comm.size, comm.rank), **options
     )
 
 

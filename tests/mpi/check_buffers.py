@@ -9,10 +9,11 @@ from unittest import mock
 import numpy as np
 from mpi.world import raised
 from mpi4py import MPI
-from oracles.collectives import expected
+from oracles.collectives import arguments, expected
 
 from compcoll import Communicator
 from compcoll.algorithms import native
+from compcoll.algorithms.record import REDUCTIONS, UNEVEN
 from compcoll.errors import InvalidBuffer
 from compcoll.plan.choose import NAMES
 from compcoll.sparse import TopK
@@ -33,7 +34,9 @@ def unaligned(x: np.ndarray) -> np.ndarray:
 
 
 def result_of(communicator: Communicator, method: str, x: Any, **options: Any) -> Any:
-    result = getattr(communicator, method)(x, **options)
+    rows = getattr(x, "size", 0)
+    given = arguments(method.removeprefix("i"), rows, communicator.size, communicator.rank, communicator.size - 1)
+    result = getattr(communicator, method)(x, **given, **options)
     return result.wait() if method.startswith("i") else result
 
 
@@ -43,11 +46,12 @@ def check_arrays_that_are_not_aligned(comm: MPI.Intracomm) -> None:
     for dtype in (np.float32, np.float16):
         inputs = numbers(comm, dtype)
         for collective, algorithm in itertools.product(NAMES, ("native", "auto")):
-            right = expected(collective, inputs, comm.rank)
+            right = expected(collective, inputs, comm.rank, comm.size - 1)
             for method in (collective, f"i{collective}"):
                 for x, out in ((True, False), (False, True), (True, True)):
                     values = unaligned(inputs[comm.rank]) if x else inputs[comm.rank]
-                    options = {"out": unaligned(right * 0)} if out and collective != "allgatherv" else {}
+                    gets_out = out and collective not in UNEVEN and right is not None
+                    options = {"out": unaligned(right * 0)} if gets_out else {}
                     result = result_of(communicator, method, values, algorithm=algorithm, **options)
                     assert np.array_equal(result, right), (collective, algorithm, method, x, out)
                     assert result is options.get("out", result)
@@ -62,17 +66,21 @@ def check_more_than_mpi_counts(comm: MPI.Intracomm) -> None:
         for dtype in (np.uint8, np.float32, np.complex128):
             inputs = numbers(comm, dtype)
             for collective in NAMES:
-                reduces = collective in ("allreduce", "reduce_scatter")
+                reduces = collective in REDUCTIONS
                 for method in (collective, f"i{collective}"):
                     if not reduces or dtype is np.float32:
                         result = result_of(communicator, method, inputs[comm.rank])
-                        assert np.array_equal(result, expected(collective, inputs, comm.rank)), (collective, dtype)
+                        right = expected(collective, inputs, comm.rank, comm.size - 1)
+                        assert np.array_equal(result, right), (collective, dtype)
                         assert comm.size == 1 or communicator.stats.algorithm != "native"
-                    if collective != "allgatherv":  # whose sizes are known only when it has begun
+                    if collective not in UNEVEN:  # whose sizes are known only when it has begun
                         error = raised(
                             lambda m=method, x=inputs[comm.rank]: result_of(communicator, m, x, algorithm="native")
                         )
                         assert type(error) is InvalidBuffer and "takes at most 500 elements" in str(error), error
+        to_one = [400] + [0] * (comm.size - 1)  # few from each rank, but many to one
+        communicator.alltoallv(np.zeros(400, np.float32), to_one, algorithm="native")
+        assert communicator.stats.algorithm == ("pairwise" if comm.size > 1 else "copy")
         x = np.zeros(5000, np.float32)
         x[comm.rank :: 7] = 1.0 + comm.rank
         codec = TopK(density=1 / 7, select="exact")
@@ -89,7 +97,7 @@ def check_constants_are_no_buffers(comm: MPI.Intracomm) -> None:
     for collective in NAMES:
         for constant in CONSTANTS:
             calls: list[Any] = [lambda c=collective, k=constant: result_of(communicator, c, k)]
-            if collective != "allgatherv":
+            if collective not in (*UNEVEN, "reduce", "gather"):  # of which not all ranks use out
                 calls.append(lambda c=collective, k=constant: result_of(communicator, c, x, out=k))
             for call in calls:
                 error = raised(call)

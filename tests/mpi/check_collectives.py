@@ -10,8 +10,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from mpi.world import MPIWorld
+from mpi.world import MPIWorld, raised
 from mpi4py import MPI
+from oracles import collectives as oracles
 from promises import (
     ADDITIVE,
     ALGORITHMS,
@@ -180,9 +181,94 @@ def check_other_collectives(comm: MPI.Intracomm) -> None:
         blocks = compcoll.alltoall(x, codec=codec, comm=comm)
         exact_blocks = np.concatenate([everybody[r][rank * 3 : rank * 3 + 3] for r in range(p)])
         assert np.abs(blocks - exact_blocks).max() <= bound
+        for root in {0, p - 1, p // 2}:
+            mean = compcoll.reduce(x, root, op="mean", codec=codec, algorithm=algorithm, comm=comm)
+            stacked = compcoll.gather(x, root, codec=codec, comm=comm)
+            if rank == root:
+                assert np.abs(mean - exact / p).max() <= bound + 1e-5
+                assert np.abs(stacked - everybody).max() <= bound
+            else:
+                assert mean is None and stacked is None
+            part = compcoll.scatter(x, root, codec=codec, comm=comm)
+            assert np.abs(part - everybody[root][rank * 3 : rank * 3 + 3]).max() <= bound
+        counts = oracles.counts_of(p * 3, p, rank)
+        for counted in (counts, np.array(counts)):
+            rows = compcoll.alltoallv(x, counted, codec=codec, comm=comm)
+            right = oracles.expected("alltoallv", everybody, rank)
+            assert rows.shape == right.shape and np.abs(rows - right).max(initial=0) <= bound
     counts = np.arange(4, dtype=np.int64) + rank
     np.testing.assert_array_equal(compcoll.allgather(counts, comm=comm), [np.arange(4) + r for r in range(p)])
     np.testing.assert_array_equal(compcoll.bcast(counts, p - 1, comm=comm), np.arange(4) + p - 1)
+
+
+def check_empty_arrays(comm: MPI.Intracomm) -> None:
+    """By MPI's own and by our own algorithms: results have no elements, and their right shapes."""
+    p, root = comm.size, comm.size - 1
+    x = np.empty((0, 3), np.float32)
+    for algorithms in (("native",) * 4, ("direct", "linear", "linear", "pairwise"), ("auto",) * 4):
+        for codec in (None, "cast") if algorithms[0] != "native" else (None,):
+            options = [{"algorithm": name, "codec": codec, "comm": comm} for name in algorithms]
+            total = compcoll.reduce(x, root, **options[0])
+            stacked = compcoll.gather(x, root, **options[1])
+            if comm.rank == root:
+                assert total.shape == (0, 3) and stacked.shape == (p, 0, 3)
+            else:
+                assert total is stacked is None
+            assert compcoll.scatter(x, root, **options[2]).shape == (0, 3)
+            assert compcoll.alltoallv(x, [0] * p, **options[3]).shape == (0, 3)
+            rows = np.ones((comm.rank, 3), np.float32)  # all for rank 0
+            got = compcoll.alltoallv(rows, [comm.rank] + [0] * (p - 1), **options[3])
+            assert got.shape == (sum(range(p)) if comm.rank == 0 else 0, 3) and (got == 1).all()
+
+
+def check_mpis_own_reduce(comm: MPI.Intracomm) -> None:
+    """All types and operations, blocking and not, in place and elsewhere; only the root has a result."""
+    p, rank = comm.size, comm.rank
+    for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.int64, np.complex64):
+        whole = np.arange(12).reshape(3, 4) % 5
+        for op in ("sum", "prod") if dtype is np.complex64 else ("sum", "max", "prod"):
+            combine = {"sum": np.sum, "max": np.max, "prod": np.prod}[op]
+            right = combine([(whole + each % 2).astype(np.float64) for each in range(p)], axis=0)
+            for root in {0, p - 1}:
+                x = (whole + rank % 2).astype(dtype)
+                given = {"op": op, "algorithm": "native", "comm": comm}
+                for got in (compcoll.reduce(x, root, **given), compcoll.ireduce(x, root, **given).wait()):
+                    assert (got is None) == (rank != root)
+                    assert got is None or (got.dtype == x.dtype and np.array_equal(got.astype(np.complex128), right))
+                for start in (compcoll.reduce, lambda *a, **k: compcoll.ireduce(*a, **k).wait()):
+                    x = (whole + rank % 2).astype(dtype)
+                    got = start(x, root, out=x, **given)
+                    kept = right if rank == root else (whole + rank % 2)
+                    assert np.array_equal(x.astype(np.complex128), kept) and got is (x if rank == root else None)
+    half = compcoll.reduce(np.full(3, rank, np.float16), 0, op="mean", algorithm="native", comm=comm)
+    assert half is None or (half == (p - 1) / 2).all()
+
+
+def check_one_ranks_bad_arguments(comm: MPI.Intracomm) -> None:
+    """Of a collective with a root or counts: all ranks raise, and the communicator stays usable."""
+    p = comm.size
+    ours, x = Communicator(comm), np.arange(6 * p, dtype=np.float32)
+    good = [6] * p
+    bad: list[tuple[str, str, dict[str, Any]]] = [
+        *((name, "is not a rank", {"root": root}) for name in ("reduce", "gather", "scatter") for root in (p, -1, 0.0)),
+        *(("alltoallv", "rows for each rank", {"counts": counts}) for counts in (good[1:], [*good[1:], 5], 6, None)),
+        ("alltoallv", "rows for each rank", {"counts": [-1, *good[2:], 13] if p > 1 else [-1]}),
+        ("alltoallv", "rows for each rank", {"counts": [float(count) for count in good]}),
+        *((name, "the result is", {"root": p - 1, "out": np.empty(5 * p)}) for name in ("reduce", "gather", "scatter")),
+    ]
+    for name, why, given in bad:
+        usual = {"counts": good} if name == "alltoallv" else {"root": p - 1}
+        for method in (name, f"i{name}"):
+            arguments = given if comm.rank == p - 1 else usual
+
+            def call(method: str = method, arguments: dict[str, Any] = arguments) -> None:
+                result = getattr(ours, method)(x, **arguments)
+                if method.startswith("i"):
+                    result.wait()
+
+            assert why in str(raised(call)), (name, given)
+            assert (ours.allreduce(np.ones(2)) == p).all()
+    ours.free()
 
 
 def check_numbers_are_added_by_any_algorithm(comm: MPI.Intracomm) -> None:
@@ -337,13 +423,22 @@ def check_several_of_mpis_own_in_flight(comm: MPI.Intracomm) -> None:
         requests.append(communicator.iallgather(np.full(2, rank)))
         requests.append(communicator.ibcast(np.full(3, rank), iteration % p))
         requests.append(communicator.ialltoall(np.arange(p) + p * rank))
+        requests.append(communicator.ireduce(np.full(3, rank), iteration % p))
+        requests.append(communicator.igather(np.full(2, rank), iteration % p))
+        requests.append(communicator.iscatter(np.arange(p) + p * rank, iteration % p))
+        requests.append(communicator.ialltoallv(np.arange(p) + p * rank, [1] * p))
         if (iteration + rank) % 3 == 0:
             time.sleep(0.0001)
         results = [request.wait() for request in requests]
         assert [result[0] for result in results[:6]] == [k * p for k in range(6)]
         assert results[6][:, 0].tolist() == list(range(p))
         assert results[7].tolist() == [iteration % p] * 3
-        assert results[8].tolist() == [rank + p * other for other in range(p)]
+        assert results[8].tolist() == results[12].tolist() == [rank + p * other for other in range(p)]
+        assert results[11].tolist() == [rank + p * (iteration % p)]
+        if rank == iteration % p:
+            assert results[9].tolist() == [sum(range(p))] * 3 and results[10][:, 0].tolist() == list(range(p))
+        else:
+            assert results[9] is results[10] is None
     communicator.free()
 
 

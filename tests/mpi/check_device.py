@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from fakes.deferred import Device, DeviceArray, unwrapped
 from mpi4py import MPI
+from oracles import collectives as oracles
 from promises import ALGORITHMS
 
 from compcoll import Communicator, ErrorFeedback
@@ -101,6 +102,25 @@ def check_mpis_own_collectives_on_a_device(comm: MPI.Intracomm) -> None:
     np.testing.assert_array_equal(got(ours.bcast(device.upload(x), root, algorithm="native")), x - comm.rank + root)
     blocks = got(ours.alltoall(device.upload(x.reshape(comm.size, -1)), algorithm="native"))
     np.testing.assert_array_equal(blocks[:, 0], comm.rank * 5000 + ranks)
+    every = [x - comm.rank + rank for rank in ranks]
+    for collective, algorithm in (
+        *(("reduce", "native"), ("gather", "native"), ("scatter", "native"), ("alltoallv", "native")),
+        *(("gather", "linear"), ("scatter", "linear"), ("alltoallv", "pairwise")),
+    ):
+        given = oracles.arguments(collective, x.size, comm.size, comm.rank, root)
+        right = oracles.expected(collective, every, comm.rank, root)
+        for method in (collective, f"i{collective}"):
+            result = getattr(ours, method)(device.upload(x), algorithm=algorithm, **given)
+            result = result.wait() if method.startswith("i") else result
+            if right is None:
+                assert result is None
+            else:
+                np.testing.assert_array_equal(got(result), right)
+    halved = ours.reduce(device.upload(halves), root, op="mean", algorithm="native")
+    if comm.rank == root:
+        np.testing.assert_allclose(got(halved), np.full(300, 1.5 + ranks.mean()), rtol=1e-3)
+    else:
+        assert halved is None
     ours.free()
 
 

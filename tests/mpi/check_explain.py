@@ -37,7 +37,7 @@ def compare(communicator: Communicator, comm: MPI.Intracomm, *, bounded: bool = 
         for nbytes in SIZES:
             x = np.ones(max(nbytes // np.dtype(dtype).itemsize // comm.size, 1) * comm.size, dtype)
             for way in WAYS:
-                for collective in ("allreduce", "reduce_scatter", "bcast"):
+                for collective in ("allreduce", "reduce_scatter", "bcast", "reduce", "gather", "scatter"):
                     try:
                         plan = communicator.explain(x, collective=collective, **way)
                     except CompcollError:

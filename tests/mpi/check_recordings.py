@@ -186,9 +186,18 @@ def check_many_in_flight(comm: MPI.Intracomm) -> None:
                 (communicator.ibcast(x, k % p, **codec), np.full(x.size, k % p + 1.0)),
                 (communicator.ialltoall(x, **codec), np.repeat(np.arange(p) + 1.0, x.size // p)),
                 (communicator.iallreduce(x[:1]), np.full(1, total)),
+                (communicator.iscatter(x, k % p, **codec), np.full(block, k % p + 1.0)),
+                (communicator.ialltoallv(x, [x.size // p] * p, **codec), np.repeat(np.arange(p) + 1.0, x.size // p)),
+                (communicator.ireduce(x, k % p, algorithm=algorithm, **codec), np.full(x.size, total)),
+                (communicator.igather(x, k % p, **codec), np.add.outer(np.arange(p), np.ones(x.size))),
             ]
+            if rank != k % p:  # no result
+                started[-2:] = [(request, None) for request, _ in started[-2:]]
         for request, expected in started[::-1]:
-            np.testing.assert_allclose(request.wait(), expected, rtol=0.02)
+            if expected is None:
+                assert request.wait() is None
+            else:
+                np.testing.assert_allclose(request.wait(), expected, rtol=0.02)
     blocking = communicator.allreduce(np.ones(1000, np.float32), algorithm="ring", **codec)
     np.testing.assert_array_equal(blocking, float(p))
     communicator.free()

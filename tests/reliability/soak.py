@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from compcoll import Communicator, IntSum, Request
+from compcoll.algorithms.record import REDUCTIONS, UNEVEN
 from compcoll.codecs.base import ErrorBound
 from compcoll.dtypes import DTYPES as FORMATS
 from compcoll.pending import Pending
@@ -31,6 +32,7 @@ from osu_like_bench.bounds import bound_of, encodings_of, of_blocks, result_boun
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from oracles.collectives import arguments, counts_of, expected
 from promises import ALGORITHMS, CODECS, algorithms_of
 
 LONGEST = 20_000
@@ -42,7 +44,13 @@ WAYS = {
     "allgatherv": ["ring", "direct", "auto"],
     "bcast": ["binomial", "auto"],
     "alltoall": ["pairwise", "auto"],
+    "alltoallv": ["pairwise", "auto"],
+    "reduce": [*algorithms_of("reduce"), "auto"],
+    "gather": ["linear", "auto"],
+    "scatter": ["linear", "auto"],
 }
+SPLIT = ("reduce_scatter", "scatter", "alltoall")
+"""The collectives whose first axis has a part for each rank."""
 DTYPES = [np.float32, np.float32, np.float64, np.float16]
 
 
@@ -71,8 +79,10 @@ class Watched(MPITransport):
     def irecv(self, *arguments: Any) -> Pending:
         return Counted(self, super().irecv(*arguments))
 
-    def reductions(self, collective: str, op: str) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any], Pending]]:
-        block, start = super().reductions(collective, op)
+    def reductions(
+        self, collective: str, op: str, root: int | None = None
+    ) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any], Pending]]:
+        block, start = super().reductions(collective, op, root)
         return block, lambda x, out: Counted(self, start(x, out))
 
     def iallgatherv(self, *arguments: Any, **counts: Any) -> Pending:
@@ -83,6 +93,15 @@ class Watched(MPITransport):
 
     def ialltoall(self, *arguments: Any) -> Pending:
         return Counted(self, super().ialltoall(*arguments))
+
+    def ialltoallv(self, *arguments: Any, **counts: Any) -> Pending:
+        return Counted(self, super().ialltoallv(*arguments, **counts))
+
+    def igather(self, *arguments: Any, **root: Any) -> Pending:
+        return Counted(self, super().igather(*arguments, **root))
+
+    def iscatter(self, *arguments: Any, **root: Any) -> Pending:
+        return Counted(self, super().iscatter(*arguments, **root))
 
 
 class Case:
@@ -101,53 +120,44 @@ class Case:
         self.root = draw.randrange(size)
         self.dtype = draw.choice(DTYPES)
         n = int(LONGEST ** draw.random()) - 1
-        if self.collective in ("reduce_scatter", "alltoall"):
+        if self.collective in SPLIT:
             n -= n % size
         lengths = [n] * size
-        if self.collective == "allgatherv":
+        if self.collective in UNEVEN:
             lengths = [draw.randrange(n + 1) for _ in range(size)]
         begins = [draw.randrange(POOL - n) for _ in range(size)]
         self.inputs = [pools[r][b : b + m].astype(self.dtype) for r, (b, m) in enumerate(zip(begins, lengths))]
 
     def start(self, comm: Communicator) -> Request:
         x, options = self.inputs[comm.rank], {"codec": self.codec, "algorithm": self.algorithm}
-        if self.collective in ("allreduce", "reduce_scatter"):
-            return getattr(comm, f"i{self.collective}")(x, op=self.op, **options)
-        if self.collective == "bcast":
-            return comm.ibcast(x, self.root, **options)
+        if self.collective in REDUCTIONS:
+            options["op"] = self.op
+        options |= arguments(self.collective, x.size, self.size, comm.rank, self.root)
         return getattr(comm, f"i{self.collective}")(x, **options)
 
-    def expected(self, rank: int, values: list[np.ndarray]) -> np.ndarray:
+    def expected(self, rank: int, values: list[np.ndarray]) -> Any:
         """What the collective makes of these, in float64."""
-        if self.collective in ("allreduce", "reduce_scatter"):
-            total = np.sum(values, axis=0) / (self.size if self.op == "mean" else 1)
-            if self.collective == "allreduce":
-                return total
-            part = total.shape[-1] // self.size
-            return total[rank * part : (rank + 1) * part]
-        if self.collective == "allgather":
-            return np.stack(values)
-        if self.collective == "bcast":
-            return values[self.root]
-        if self.collective == "allgatherv":
-            return np.concatenate(values)
-        part = values[0].shape[-1] // self.size
-        return np.concatenate([value[rank * part : (rank + 1) * part] for value in values])
+        mean = self.collective in REDUCTIONS and self.op == "mean"
+        result = expected(self.collective, values, rank, self.root)
+        return result / self.size if mean and result is not None else result
 
     def check(self, rank: int, request: Request) -> None:
         result = request.wait()
         inputs = [x.astype(np.float64) for x in self.inputs]
-        expected = self.expected(rank, inputs)
-        assert result.shape == expected.shape and result.dtype == self.dtype, (result.shape, expected.shape)
+        right = self.expected(rank, inputs)
+        if right is None:
+            assert result is None
+            return
+        assert result.shape == right.shape and result.dtype == self.dtype, (result.shape, right.shape)
         codec = None if request.stats.codec is None else self.codec
-        difference = np.abs(result.astype(np.float64) - expected)
+        difference = np.abs(result.astype(np.float64) - right)
         bound = self.bound(rank, request.stats.algorithm, codec, inputs)
         assert (difference <= bound).all(), f"{self}: off by {difference.max()}, {np.max(bound)} allowed"
 
     def bound(self, rank: int, algorithm: str, codec: Any, inputs: list[np.ndarray]) -> np.ndarray:
         """How far each element may be from what is expected, from the largest magnitude of its block on all ranks."""
         name = np.dtype(self.dtype).name
-        reduces = self.collective in ("allreduce", "reduce_scatter")
+        reduces = self.collective in REDUCTIONS
         terms = self.size if reduces else 1
         if isinstance(codec, IntSum):  # half a level for each rank
             levels = (2 ** (codec.bits - 1) - 1) // self.size
@@ -155,18 +165,20 @@ class Case:
             loss = result_bound(ErrorBound(), encodings_of("allreduce", "native", self.size, 1), name, terms)
             loss = ErrorBound(lossy.block, lossy.relative + loss.relative, 0.0, loss.absolute)
         else:
-            # Blocks begin with every chunk: those of reduce_scatter and alltoall with every rank's part.
+            # Blocks begin with every chunk: in some collectives with every rank's part.
             path = encodings_of(self.collective, algorithm, self.size, 1)
             loss = result_bound(bound_of(codec, name), path, name, terms)
         # Means multiply each value by 1/p, which is itself rounded; and the reference is a float64, too.
         loss = replace(loss, relative=loss.relative + 4 * FORMATS[name].rounding)
-        parts = self.size if self.collective in ("reduce_scatter", "alltoall") else 1
         bounds = []
-        for values in inputs:
-            pieces = values.reshape(parts, -1)
-            lost = of_blocks(loss, pieces) if pieces.size else pieces
-            spread = np.repeat(lost, loss.block, axis=-1)[..., : pieces.shape[1]]
-            bounds.append(spread.reshape(-1))
+        for source, values in enumerate(inputs):
+            counts = [values.size // self.size] * self.size if self.collective in SPLIT else [values.size]
+            if self.collective == "alltoallv":
+                counts = counts_of(values.size, self.size, source)
+            pieces = np.split(values, np.cumsum(counts)[:-1])
+            lost = [of_blocks(loss, piece) if piece.size else piece for piece in pieces]
+            spread = [np.repeat(each, loss.block)[: piece.size] for each, piece in zip(lost, pieces, strict=True)]
+            bounds.append(np.concatenate(spread))
         if isinstance(codec, IntSum):  # the largest of all ranks' magnitudes, as often as there are ranks
             bounds = [np.max(bounds, axis=0)] * self.size
         return self.expected(rank, bounds) * (1 + 1e-9) + self.size * loss.absolute + 1e-30

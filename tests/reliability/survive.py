@@ -35,6 +35,10 @@ from compcoll.plan.choose import ALLREDUCE
 from compcoll.transports.base import Persistent, Wire
 from compcoll.transports.mpi import MPITransport
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from oracles.collectives import arguments
+
 N = 70 * 840  # parts of equal size for up to 8 ranks
 TIMEOUT = 5.0
 OPENING_TAG = 0
@@ -128,7 +132,7 @@ def endure(
     what, who, when = case.split(":")
     collective, algorithm = what.split(".")
     victim = int(who) % comm.size
-    options = options_of(algorithm)
+    options = options_of(algorithm) | arguments(collective, N, comm.size, comm.rank)
     if collective in ("allreduce", "blocking") and algorithm not in ("native", "shared_memory"):
         options["feedback"] = feedback
     blocking = collective == "blocking"

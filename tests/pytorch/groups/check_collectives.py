@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fakes.loopback import World, normals
+from oracles import collectives as oracles
 from promises import FLAT
 
 import compcoll.torch
@@ -184,6 +185,26 @@ def check_the_librarys_own_collectives() -> None:
         comm.alltoall(x, algorithm="native") == np.concatenate([e[10 * rank : 10 * rank + 10] for e in every])
     ).all()
     assert (comm.bcast(x, 1, algorithm="native") == every[1]).all()
+    for root in range(size):
+        before = x.copy()
+        total = comm.reduce(x, root, op="max", algorithm="native")
+        stacked = comm.gather(x, root, algorithm="native")
+        assert (x == before).all()
+        if rank == root:
+            assert (total == np.max(every, 0)).all() and (stacked == np.stack(every)).all()
+        else:
+            assert total is None and stacked is None
+        part = comm.scatter(x, root, algorithm="native")
+        assert (part == every[root][10 * rank : 10 * rank + 10]).all()
+    for rows in (x.size, 1, 0):
+        counts = [oracles.counts_of(rows, size, source) for source in range(size)]
+        got = comm.alltoallv(x[:rows], counts[rank], algorithm="native")
+        parts = [np.split(each[:rows], np.cumsum(count)[:-1])[rank] for each, count in zip(every, counts)]
+        assert (got == np.concatenate(parts)).all()
+    nothing = comm.gather(x[:0], 0, algorithm="native"), comm.scatter(x[:0], 0, algorithm="native")
+    assert nothing[1].shape == (0,) and (nothing[0] is None or nothing[0].shape == (size, 0))
+    summed = comm.reduce(np.full(999, rank, np.float32), 1, codec="cast", algorithm="ring")
+    assert summed is None or (summed == sum(range(size))).all()
     halves = np.full(5, 1.5, ml_dtypes.bfloat16)
     assert (comm.allgather(halves, algorithm="native") == 1.5).all()
     comm.free()
