@@ -38,6 +38,7 @@ ELSEWHERE = {
     r"-m compcoll cubins": "tests/gpu/test_cubins.py::test_ahead_of_time",
     r"-m compcoll doctor": "tests/tools/test_doctor.py::test_under_mpirun",
     r"-m compcoll tune": "tests/mpi/check_tuning.py::check_tune",
+    r"-m compcoll run": "tests/mpi/test_run.py::test_an_unchanged_program",
     r"-m compcoll trace": "tests/tools/test_trace.py::test_merged",
     r"-m osu_like_bench\.backends": "tests/pytorch/test_backend.py::test_benchmark_of_backends",
     r"-m osu_like_bench\.waiting": "tests/reliability/test_waits.py::test_who_waits_sleeps",
