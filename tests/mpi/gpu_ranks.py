@@ -56,6 +56,25 @@ def main() -> None:
         assert isinstance(result, cupy.ndarray)
         np.testing.assert_allclose(cupy.asnumpy(result), expected, rtol=1e-3)
 
+    root = comm.size - 1
+    everybody = np.stack([np.arange(1000.0) + rank for rank in range(comm.size)])
+    counts = [10 * (rank + 1) for rank in range(comm.size)]
+    for result, expected in (
+        (compcoll.reduce(x, root, codec="cast"), everybody.sum(0) if comm.rank == root else None),
+        (compcoll.gather(x, root), everybody if comm.rank == root else None),
+        (compcoll.scatter(cupy.tile(x, comm.size), root), everybody[root]),
+        (compcoll.alltoallv(x[: sum(counts)], counts), None),
+    ):
+        assert result is None or isinstance(result, cupy.ndarray)
+        if expected is not None:
+            np.testing.assert_allclose(cupy.asnumpy(result), expected, rtol=1e-2)
+
+    own, total = compcoll.Intracomm(comm, codec="cast", min_bytes=1), cupy.empty_like(x)
+    own.Allreduce(x, total)
+    np.testing.assert_allclose(cupy.asnumpy(total), everybody.sum(0), rtol=1e-2)
+    own.Iallreduce(x, total).Wait()
+    np.testing.assert_allclose(cupy.asnumpy(total), everybody.sum(0), rtol=1e-2)
+
     requests = [compcoll.iallreduce(x * i, codec="minmax", algorithm="ring") for i in range(5)]
     for i, request in enumerate(requests):
         expected = i * (comm.size * np.arange(1000.0) + sum(range(comm.size)))
