@@ -19,11 +19,11 @@ from compcoll import codecs
 PACKAGE = Path(compcoll.__file__).parent
 
 # Besides the codecs of compcoll's own, which `compcoll.codecs.ALL` lists.
-PUBLIC = """AccuracyWarning Codec Communicator CompcollError ErrorFeedback Intracomm NumpyCodec PersistentRequest Request
-Stats allgather allgather_init allgatherv allreduce allreduce_init alltoall alltoall_init alltoallv bcast bcast_init
-check_codec decode encode errors gather gather_init get_codec get_communicator iallgather iallgatherv iallreduce
-ialltoall ialltoallv ibcast igather ireduce ireduce_scatter iscatter list_codecs reduce reduce_init reduce_scatter
-reduce_scatter_init scatter scatter_init"""
+PUBLIC = """AccuracyWarning Codec Communicator CompcollError ErrorFeedback Intracomm NumpyCodec PersistentRequest
+Request Stats allgather allgather_init allgatherv allreduce allreduce_init alltoall alltoall_init alltoallv bcast
+bcast_init check_codec decode encode errors gather gather_init get_codec get_communicator iallgather iallgatherv
+iallreduce ialltoall ialltoallv ibcast igather ireduce ireduce_scatter iscatter list_codecs reduce reduce_init
+reduce_scatter reduce_scatter_init scatter scatter_init"""
 
 # From the top: a module imports its own layer and those below. A name is a folder of the package, or a file.
 LAYERS = [
