@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     codec = codec_text(args)
     named_codec(codec, {})
     totals, world = Totals(args.dry_run), MPI.COMM_WORLD
-    least = None if args.min_bytes is None else parse_bytes(args.min_bytes)
+    least = None if args.min_bytes is None else 0 if args.min_bytes == "0" else parse_bytes(args.min_bytes)
     settings = Settings(codec, {}, least, args.moved, args.dry_run, totals)
     rank, heading = world.rank, f"compcoll run, {codec or 'no codec'}: collectives of rank 0 of {world.size}"
     end_job_with_uncaught_errors()
