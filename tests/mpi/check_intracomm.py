@@ -419,6 +419,8 @@ def check_a_dry_run_changes_nothing(comm: MPI.Intracomm) -> None:
     x, out, expected = values(comm, N, np.float64), np.zeros(N), np.zeros(N)
     comm.Allreduce(x, expected)
     own.Allreduce(x, out)
+    assert out.tobytes() == expected.tobytes()
+    comm.Iallreduce(x, expected).Wait()  # which may add in another order than Allreduce
     own.Iallreduce(x, out).Wait()
     assert out.tobytes() == expected.tobytes()
     totals = own._settings.totals
