@@ -39,6 +39,7 @@ def _method(name: str, reader: arguments.Reader, run: Callable[..., Any] | None 
         Whether the method only moves values.
     """
     own = getattr(MPI.Intracomm, name)
+    in_blocks = "scatter" in name  # a count is then that of one block
 
     @wraps(own)
     def method(self: Intracomm, *args: Any, **kwargs: Any) -> Any:
@@ -47,6 +48,8 @@ def _method(name: str, reader: arguments.Reader, run: Callable[..., Any] | None 
         choice: Choice | None = None
         if settings.moved if moves else settings.sums:
             kind = None if moves or len(args) < 2 else kind_of(args[1] if is_in_place(args[0]) else args[0])
+            if in_blocks and kind is not None and isinstance(kind[1], str):
+                kind = None
             if kind is None or (name, kind) not in self._left:
                 call = reader(self, *args, **kwargs)
                 choice = None if call is None else self._chosen(call, threaded=run is not None)
@@ -109,7 +112,8 @@ class Intracomm(MPI.Intracomm):
     -----
     A compressed nonblocking call returns a request that all functions of mpi4py complete, such as
     ``MPI.Request.Waitall``. A thread advances the collective, so MPI must have been initialized with
-    ``MPI.THREAD_MULTIPLE``, as mpi4py does; otherwise nonblocking calls are MPI's own. Requests of persistent calls
+    ``MPI.THREAD_MULTIPLE``, as mpi4py does; otherwise nonblocking calls are MPI's own. The first call of a communicator
+    that may be compressed, and the first nonblocking one, wait for all ranks. Requests of persistent calls
     are started by ``Start``, not by ``MPI.Prequest.Startall``.
 
     Examples
