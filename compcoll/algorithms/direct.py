@@ -16,7 +16,7 @@ from ..layout import Segment
 from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs, overlap
-from .job import Inbox, Job, receive_each
+from .job import Inbox, Job, decode_all, receive_each
 from .linear import ToRoot
 from .record import ONE_ENCODING, Algorithm, Encodings, Growth, growth_at_root
 
@@ -96,11 +96,7 @@ class _Allgather:
 
     def collect(self) -> Steps:
         """Decode the wires of all other ranks."""
-        for index in range(max(len(chunk) for chunk in self._job.chunks)):
-            for source, inbox in self._inboxes.items():
-                for segment in self._job.chunks[source][index : index + 1]:
-                    wire = yield from inbox.receive()
-                    yield self._job.decode(segment, [wire])
+        yield from decode_all(self._job, self._inboxes)
         yield from self._sends
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -271,3 +271,12 @@ def receive_each(inboxes: Iterable[Inbox]) -> Generator[Pending, None, list[Wire
         wire = yield from inbox.receive()
         arrived.append(wire)
     return arrived
+
+
+def decode_all(job: Job, inboxes: Mapping[int, Inbox]) -> Steps:
+    """Decode the chunks that arrive from some ranks, by rank: first the first segment of each, then the second ones."""
+    for index in range(max(len(chunk) for chunk in job.chunks)):
+        for source, inbox in inboxes.items():
+            for segment in job.chunks[source][index : index + 1]:
+                wire = yield from inbox.receive()
+                yield job.decode(segment, [wire])

@@ -12,7 +12,7 @@ from ..layout import Segment
 from ..pending import Pending, Steps
 from ..transports.base import Group, Wire
 from .costs import Costs
-from .job import Inbox, Job
+from .job import Inbox, Job, decode_all
 from .record import ONE_ENCODING, Algorithm
 
 
@@ -43,11 +43,7 @@ class ToRoot:
 
     def collect(self) -> Steps:
         """Decode the wires of all other ranks at the root."""
-        for index in range(max(len(chunk) for chunk in self._job.chunks)):
-            for source, inbox in self._inboxes.items():
-                for segment in self._job.chunks[source][index : index + 1]:
-                    wire = yield from inbox.receive()
-                    yield self._job.decode(segment, [wire])
+        yield from decode_all(self._job, self._inboxes)
         yield from self._sends
 
 
