@@ -64,18 +64,28 @@ Reader = Callable[..., Call | None]
 """Reads the arguments of a method of a communicator; returns None if the call is left to MPI."""
 
 
-def _sum(comm: Caller, sendbuf: Any, recvbuf: Any, op: MPI.Op, inside: int = 1) -> tuple[Any, Any] | None:
-    """Return the input of a sum, ``inside`` times as long as the result, and the result; None: it is left to MPI."""
+def _sum(
+    comm: Caller, sendbuf: Any, recvbuf: Any, op: MPI.Op, inside: int = 1, blocks: int = 1
+) -> tuple[Any, Any] | None:
+    """Return the input and the result of a sum; None if it is left to MPI.
+
+    Parameters
+    ----------
+    comm, sendbuf, recvbuf, op
+        The method's arguments.
+    inside : int
+        The length of the input, in results.
+    blocks : int
+        The blocks of the input, if a count is that of one block.
+    """
     if op != MPI.SUM:
         return None
-    in_place = is_in_place(sendbuf)
-    received = read(recvbuf, comm._least // inside, inside if in_place else 1)
-    if received is None or received.values is None:
-        return None
-    if in_place:
-        return received.values, received.values
-    sent = read(sendbuf, 0, inside)
-    if sent is None or sent.values is None or sent.values.dtype != received.values.dtype:
+    if is_in_place(sendbuf):
+        message = read(recvbuf, comm._least, blocks)
+        return None if message is None or message.values is None else (message.values, message.values)
+    received = read(recvbuf, -(-comm._least // inside))
+    sent = None if received is None or received.values is None else read(sendbuf, 0, blocks)
+    if received is None or sent is None or sent.values is None or sent.values.dtype != received.values.dtype:
         return None
     return (sent.values, received.values) if sent.nbytes == inside * received.nbytes else None
 
@@ -89,6 +99,8 @@ def allreduce(comm: Caller, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, in
 def reduce(
     comm: Caller, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, info: Any = None
 ) -> Call | None:
+    if not 0 <= root < comm.size:
+        return None  # MPI refuses it
     if comm.rank == root:
         found = _sum(comm, sendbuf, recvbuf, op)
         return None if found is None else Call("reduce", found[0], ("sum", root), found[1], root)
@@ -101,7 +113,7 @@ def reduce(
 def reduce_scatter_block(
     comm: Caller, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: Any = None
 ) -> Call | None:
-    found = _sum(comm, sendbuf, recvbuf, op, comm.size)
+    found = _sum(comm, sendbuf, recvbuf, op, comm.size, comm.size)
     return None if found is None else _scattered(comm, *found)
 
 
@@ -115,7 +127,7 @@ def reduce_scatter(
 ) -> Call | None:
     if recvcounts is None or len(recvcounts) != comm.size or len(set(recvcounts)) != 1:
         return None  # blocks of which only this rank knows, or uneven ones
-    found = _sum(comm, sendbuf, recvbuf, op, 1 if is_in_place(sendbuf) else comm.size)
+    found = _sum(comm, sendbuf, recvbuf, op, comm.size)
     if found is None or found[0].size not in (factor * comm.size * recvcounts[0] for factor in (1, 2)):
         return None  # a complex element is a pair
     return _scattered(comm, *found)
@@ -129,8 +141,8 @@ def _scattered(comm: Caller, x: Any, out: Any) -> Call:
 
 
 def bcast(comm: Caller, buf: Any, root: int = 0) -> Call | None:
-    message = read(buf, comm._least)
-    if message is None or not comm._agree(message):
+    message = read(buf)
+    if not comm._agree(message) or message is None:
         return None
     # MPI reads the root's buffer alone, which may therefore be read-only.
     out = message.values if getattr(message.values.flags, "writeable", True) or comm.rank != root else None
@@ -138,11 +150,9 @@ def bcast(comm: Caller, buf: Any, root: int = 0) -> Call | None:
 
 
 def allgather(comm: Caller, sendbuf: Any, recvbuf: Any) -> Call | None:
-    received = read(recvbuf, comm._least, comm.size)
-    if received is None:
-        return None
+    received = read(recvbuf, blocks=comm.size)
     sent = _own_block(comm, received) if is_in_place(sendbuf) else read(sendbuf)
-    if not comm._agree(sent, received, ratio=comm.size) or sent is None:
+    if not comm._agree(sent, received, ratio=comm.size) or sent is None or received is None:
         return None
     return Call("allgather", sent.values, None, received.values.reshape(comm.size, -1))
 
@@ -150,11 +160,9 @@ def allgather(comm: Caller, sendbuf: Any, recvbuf: Any) -> Call | None:
 def gather(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | None:
     received = read(recvbuf, blocks=comm.size) if comm.rank == root else None
     sent = read(sendbuf) if received is None or not is_in_place(sendbuf) else _own_block(comm, received)
-    if sent is None or sent.nbytes < comm._least:
-        return None
     if comm.rank != root:
-        return Call("gather", sent.values, root, None, root) if comm._agree(sent) else None
-    if not comm._agree(sent, received, ratio=comm.size) or received is None:
+        return Call("gather", sent.values, root, None, root) if comm._agree(sent) and sent is not None else None
+    if not comm._agree(sent, received, ratio=comm.size) or sent is None or received is None:
         return None
     return Call("gather", sent.values, root, received.values.reshape(comm.size, -1), root)
 
@@ -163,34 +171,30 @@ def scatter(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | N
     sent = read(sendbuf, blocks=comm.size) if comm.rank == root else None
     in_place = is_in_place(recvbuf) and sent is not None
     received = _own_block(comm, sent) if in_place and sent is not None else read(recvbuf)
-    if received is None or received.nbytes < comm._least:
-        return None
+    if received is not None and not isinstance(received.values, np.ndarray):
+        received = None  # other ranks have no array on a GPU of which only the shape is used
     if comm.rank != root:
-        if not comm._agree(received):
+        if not comm._agree(received) or received is None:
             return None
         shape = np.empty(comm.size * received.values.size, received.values.dtype)  # of which no value is read
         return Call("scatter", shape, root, received.values, root)
-    if not comm._agree(received, sent, ratio=comm.size) or sent is None:
+    if not comm._agree(received, sent, ratio=comm.size) or received is None or sent is None:
         return None
     return Call("scatter", sent.values, root, None if in_place else received.values, root)
 
 
 def alltoall(comm: Caller, sendbuf: Any, recvbuf: Any) -> Call | None:
-    received = read(recvbuf, comm._least, comm.size)
-    if received is None:
-        return None
+    received = read(recvbuf, blocks=comm.size)
     sent = received if is_in_place(sendbuf) else read(sendbuf, blocks=comm.size)
-    if not comm._agree(sent, received) or sent is None:
+    if not comm._agree(sent, received) or sent is None or received is None:
         return None
     return Call("alltoall", sent.values.copy() if sent is received else sent.values, None, received.values)
 
 
 def allgatherv(comm: Caller, sendbuf: Any, recvbuf: Any) -> Call | None:
     received = read_blocks(recvbuf, comm.size)
-    if received is None or received.nbytes < comm._least:
-        return None
     sent = _own_block(comm, received) if is_in_place(sendbuf) else read(sendbuf)
-    if not comm._agree(sent, received, ratio=None) or sent is None:
+    if not comm._agree(sent, received, ratio=None) or sent is None or received is None:
         return None
     return Call("allgatherv", sent.values, None, None, store=received.store)
 
@@ -225,9 +229,9 @@ def alltoallv(comm: Caller, sendbuf: Any, recvbuf: Any) -> Call | None:
     return Call("alltoallv", sent.joined(), tuple(sent.counts or ()), None, store=received.store)
 
 
-def _own_block(comm: Caller, message: Message) -> Message:
+def _own_block(comm: Caller, message: Message | None) -> Message | None:
     """Return this rank's block of a message in place, a copy."""
-    if message.values is None:
+    if message is None or message.values is None:
         return message
     if message.counts is None or message.displacements is None:
         count = message.values.size // comm.size

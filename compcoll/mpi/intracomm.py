@@ -97,9 +97,8 @@ class Intracomm(MPI.Intracomm):
         predicts that this is faster. All ranks must give the same.
     moved : bool
         Whether values that are only moved are compressed, too: those of ``Bcast``, ``Allgather(v)``, ``Gather(v)``,
-        ``Scatter(v)`` and ``Alltoall(v)``. The ranks then agree, by an allreduce of 4 bytes before each of these of at
-        least ``min_bytes`` (before every ``Gatherv``, ``Scatterv`` and ``Alltoallv``), that all of them can. Their
-        nonblocking and persistent forms stay MPI's own, since they may not wait for an agreement.
+        ``Scatter(v)`` and ``Alltoall(v)``. Before each of these the ranks agree, by an allreduce of 32 bytes, that all
+        of them can. Their nonblocking and persistent forms stay MPI's own, since they may not wait for an agreement.
     **codec_options
         Options of a codec given by name.
 
@@ -167,6 +166,7 @@ class Intracomm(MPI.Intracomm):
     Split = _adopting(MPI.Intracomm.Split)
     Split_type = _adopting(MPI.Intracomm.Split_type)
     Shrink = _adopting(MPI.Intracomm.Shrink)
+    Ishrink = _adopting(MPI.Intracomm.Ishrink)
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:

@@ -92,7 +92,7 @@ def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
     if is_in_place(spec):
         return None
     try:
-        data, count, displacement, datatype = _parts(spec)
+        data, count, displacement, datatype = _parts(spec, list | tuple)
         if count is not None and datatype is not None and count * blocks * _extent(datatype) < least:
             return None  # MPI has no 16-bit floats
         array, dtype, itemsize = _array(data, datatype)
@@ -104,7 +104,7 @@ def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
         if dtype is None:
             return Message(n * itemsize, None)
         if array.dtype != dtype:
-            array = array.reshape(-1).view(np.uint8)[: (begin + n) * itemsize].view(dtype)
+            array = _in_memory_order(array).view(np.uint8)[: (begin + n) * itemsize].view(dtype)
         values = _flat(array, dtype)
         factor = itemsize // _REALS[dtype].itemsize
         return Message(n * itemsize, values[begin * factor : (begin + n) * factor])
@@ -146,7 +146,7 @@ def _extent(datatype: MPI.Datatype | str) -> int:
 def read_blocks(spec: Any, blocks: int) -> Message | None:
     """Read a message that has one block for each rank, of its own length, as mpi4py takes it; see `read`."""
     try:
-        data, counts, displacements, datatype = _parts(spec)
+        data, counts, displacements, datatype = _parts(spec, tuple)
         array, dtype, itemsize = _array(data, datatype)
         if dtype is None:
             return Message(array.nbytes, None)
@@ -160,7 +160,7 @@ def read_blocks(spec: Any, blocks: int) -> Message | None:
             displacements = [operator.index(displacements) * rank for rank in range(blocks)]
         displacements = _one_each(displacements, blocks)
         if array.dtype != dtype:
-            array = array.reshape(-1).view(np.uint8)[: array.nbytes // itemsize * itemsize].view(dtype)
+            array = _in_memory_order(array).view(np.uint8)[: array.nbytes // itemsize * itemsize].view(dtype)
         values, factor = _flat(array, dtype), itemsize // _REALS[dtype].itemsize
         ends = [at + count for at, count in zip(displacements, counts, strict=True)]
         if min(*counts, *displacements, 0) < 0 or max(ends) * factor > values.size:
@@ -177,8 +177,11 @@ def nbytes_of(spec: Any) -> int:
     return 0 if message is None else message.nbytes
 
 
-def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
-    """Return the data, count, displacement and datatype of a message; None for each that is not given."""
+def _parts(spec: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the data, count, displacement and datatype of a message; None for each that is not given.
+
+    ``pairs``: the types of a pair of count and displacement. A list is one only if there is a single count.
+    """
     if not isinstance(spec, list | tuple):
         return spec, None, None, None
     data, *rest = spec
@@ -187,7 +190,7 @@ def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
     if len(rest) == 2:
         count, displacement = rest
         return data, count, displacement, datatype
-    if len(rest) < 2 and isinstance(count, tuple):
+    if len(rest) < 2 and isinstance(count, pairs):
         count, displacement = count
         return data, count, displacement, datatype
     if len(rest) > 2:
@@ -201,9 +204,9 @@ def _array(data: Any, datatype: MPI.Datatype | str | None) -> tuple[Any, np.dtyp
     if gpu_memory(data):
         if not _has_gpus():
             raise TypeError
-    elif not isinstance(data, ndarray):
-        array = _viewed(data)
-    if isinstance(array, ndarray) and not array.flags.forc:
+    else:  # a matrix or a masked array is sent like its data
+        array = data.view(ndarray) if isinstance(data, ndarray) else _viewed(data)
+    if not array.flags.forc:
         raise TypeError
     if datatype is None:
         dtype = np.dtype(array.dtype)
@@ -238,8 +241,13 @@ def _flat(array: Any, dtype: np.dtype[Any]) -> Any:
         return None
     if array.ndim == 1 and real is dtype:
         return array
-    flat = (array if getattr(array.flags, "c_contiguous", True) else array.T).reshape(-1)
+    flat = _in_memory_order(array)
     return flat if real is dtype else flat.view(real)
+
+
+def _in_memory_order(array: Any) -> Any:
+    """Return a contiguous array with one axis, a view."""
+    return (array if array.flags.c_contiguous else array.T).reshape(-1)
 
 
 def _one_each(numbers: Any, blocks: int) -> list[int]:

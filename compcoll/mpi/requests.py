@@ -22,10 +22,14 @@ def begun(request: Request, store: Callable[[], None]) -> MPI.Request:
     If the collective fails, mpi4py prints the error, and the function that completes the request raises
     `mpi4py.MPI.Exception`.
     """
+    stored = False
 
-    def query(status: MPI.Status) -> None:
+    def query(status: MPI.Status) -> None:  # MPI may ask several times
+        nonlocal stored
         request.test()  # raises the error
-        store()
+        if not stored:
+            stored = True
+            store()
 
     in_mpi = MPI.Grequest.Start(query)
     once = threading.Lock()

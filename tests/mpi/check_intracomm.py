@@ -238,6 +238,60 @@ def check_derived_types(comm: MPI.Intracomm) -> None:
         vector.Free()
 
 
+def check_ranks_that_describe_a_message_differently(comm: MPI.Intracomm) -> None:
+    """What MPI allows, with messages just around the size from which they are compressed on some description."""
+    p, rank, n = comm.size, comm.rank, 1000
+    own = compcoll.Intracomm(comm, codec="zfp", rate=16, min_bytes=n * 6, moved=True)
+    ints = np.arange(n * p, dtype=np.int32)
+    own.Gather(MPI.IN_PLACE if rank == 0 else ints[:n], ints if rank == 0 else None)
+    own.Scatter(ints if rank == 0 else None, MPI.IN_PLACE if rank == 0 else ints[:n])
+    square = np.zeros((100, 100))
+    column = MPI.DOUBLE.Create_vector(100, 1, 100).Commit()
+    own.Bcast([square, 1, column] if rank == 0 else np.empty(100))
+    column.Free()
+    longer = np.empty(n * p * (2 if rank == 0 else 1), np.int32)
+    own.Allgatherv(ints[:n], [longer, [n] * p])
+    x, out = values(comm, n * p, np.float64), np.zeros(n)
+    expected = sums(comm, n * p, np.float64).real[rank * n :][:n]
+    for _ in range(2):
+        mixed = [x, x.size, MPI.DOUBLE] if rank == 0 else x
+        own.Reduce_scatter(mixed, out, [n] * p)
+        near(out, expected)
+        mixed = [x, n, MPI.DOUBLE] if rank == 0 else x
+        own.Reduce_scatter_block(mixed, out, MPI.MAX)
+        own.Reduce_scatter_block(mixed, out)
+        near(out, expected)
+    whole = np.zeros(n * p)
+    own.Allreduce([x, [x.size, 0], MPI.DOUBLE] if rank == 0 else x, whole)
+    near(whole, sums(comm, n * p, np.float64).real)
+
+
+def check_memory_in_other_orders_and_kinds(comm: MPI.Intracomm) -> None:
+    own = counting(comm)
+    z = np.asfortranarray(values(comm, N, np.complex128).reshape(20, -1))
+    for kind in (MPI.DOUBLE, MPI.C_DOUBLE_COMPLEX):
+        out = np.zeros_like(z)
+        own.Allreduce([z, kind], [out, kind])
+        assert compressed(own, "Allreduce") == int(comm.size > 1)
+        near(out, sums(comm, N, np.complex128).reshape(20, -1))
+    x = values(comm, N, np.float64)
+    for same in (np.ma.masked_array(x), np.matrix(x)):
+        out = np.zeros(N)
+        own.Allreduce(same, out)
+        near(out, sums(comm, N, np.float64).real)
+
+
+def check_a_request_that_is_asked_first(comm: MPI.Intracomm) -> None:
+    own = counting(comm)
+    x = np.tile(values(comm, N, np.float64), comm.size)
+    request = own.Ireduce_scatter_block(MPI.IN_PLACE, x)
+    while not request.Get_status():
+        pass
+    x[:] = 7
+    request.Wait()
+    assert (x == 7).all() and compressed(own, "Ireduce_scatter_block") == int(comm.size > 1)
+
+
 def check_without_a_codec_everything_is_mpis_own(comm: MPI.Intracomm) -> None:
     own = compcoll.Intracomm(comm)
     for kind in KINDS:
