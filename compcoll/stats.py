@@ -10,6 +10,9 @@ from .layout import amount
 QUEUE, HANDSHAKE, ENCODE, DECODE = "queue", "handshake", "encode", "decode"
 WAIT, WIRE, OPERATION = "wait", "wire", "operation"
 
+UNKNOWN = -1
+"""Bytes that a collective of MPI, or of another library, sent, which it does not report."""
+
 Span = tuple[str, float, float, int, str]
 """A step of a collective: its kind, its begin and end by `time.perf_counter`, its bytes, and its name if it has one.
 
@@ -36,7 +39,7 @@ class Stats:
     wire_format : str
         For sparse wires, the formats of this rank's indices and values; else empty.
     wire_nbytes : int
-        Bytes that this rank sent. -1 if MPI's own collective moved them, since MPI does not report bytes. For
+        Bytes that this rank sent. `UNKNOWN` if MPI's own collective moved them, since MPI does not report bytes. For
         ``sparse_native``, the bytes that a rank must send at least, averaged over all ranks.
     raw_sent_nbytes : int
         Bytes that this rank would have sent without a codec, by the same algorithm.

@@ -9,13 +9,10 @@ from ..dtypes import HALVES
 from ..host.device import HostDevice
 from ..kernels import _host
 from ..pending import OrderingTicket, Pending, Steps
-from ..stats import Stats
+from ..stats import UNKNOWN, Stats
 from .costs import Costs
 from .job import Job
 from .record import REDUCTIONS, ROOTED, UNEVEN, Algorithm
-
-UNKNOWN = -1
-"""Bytes that MPI's own collectives sent, which MPI does not report."""
 
 MOST = 2**31 - 1
 """The most elements in all for MPI's own collectives, whose counts and displacements are ints."""

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from .. import config
-from ..algorithms import native
 from ..codecs.base import Array, Coders
 from ..codecs.cast import uncompressed
 from ..codecs.sparse.sparsifier import SparseCoder, SparseSum, Sparsifier
@@ -37,6 +36,7 @@ from ..plan import choose
 from ..plan.call import Call
 from ..plan.choose import COPY
 from ..plan.plan import Plan, with_checksum
+from ..stats import UNKNOWN
 from ..transports.base import Group, Transport
 from .compiled_plan import Asked, Buffers, CompiledPlan, Order, Run, driven, feedback_refused
 from .gpu_group import GpuGroup
@@ -196,7 +196,7 @@ class DeviceCollectives(Collectives):
         stream = timeline.exchanging()
         gpu_transport.allreduce(buffers.x, buffers.out, call.dtype, mean=call.op == "mean", stream=stream)
         timeline.exchanged(())
-        run.stats.wire_nbytes = native.UNKNOWN
+        run.stats.wire_nbytes = UNKNOWN
         yield None
 
     def _on_device(self, plan: Plan, dtype: str) -> Plan | None:

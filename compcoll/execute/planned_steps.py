@@ -23,6 +23,7 @@ from ..plan import choose
 from ..plan.choose import COPY
 from ..plan.cost import Profile
 from ..plan.plan import Plan, make_plan, with_checksum
+from ..stats import UNKNOWN
 from ..transports.base import Group, LibraryConnection
 from ..transports.shared import Shared
 from .compiled_plan import Buffers, Run
@@ -270,7 +271,7 @@ class PlannedSteps:
             timeline=run.timeline,
         )
         if plan.algorithm == choose.NATIVE:  # MPI sent the numbers, and does not report their bytes
-            run.stats.wire_nbytes, run.stats.raw_sent_nbytes = native.UNKNOWN, 0
+            run.stats.wire_nbytes, run.stats.raw_sent_nbytes = UNKNOWN, 0
 
     def _add_numbers(self, run: Run, segment: int, algorithm: str, raw_nbytes: float, numbers: Array, op: str) -> Steps:
         """Reduce numbers in place. Each of them encodes ``raw_nbytes`` bytes of values."""

@@ -170,7 +170,7 @@ def gather(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | No
 def scatter(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | None:
     sent = read(sendbuf, blocks=comm.size) if comm.rank == root else None
     in_place = is_in_place(recvbuf) and sent is not None
-    received = _own_block(comm, sent) if in_place and sent is not None else read(recvbuf)
+    received = _own_block(comm, sent) if in_place else read(recvbuf)
     if received is not None and not isinstance(received.values, np.ndarray):
         received = None  # other ranks have no array on a GPU of which only the shape is used
     if comm.rank != root:
@@ -212,7 +212,7 @@ def gatherv(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | N
 def scatterv(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | None:
     sent = read_blocks(sendbuf, comm.size) if comm.rank == root else None
     in_place = is_in_place(recvbuf) and sent is not None
-    received = _own_block(comm, sent) if in_place and sent is not None else read(recvbuf)
+    received = _own_block(comm, sent) if in_place else read(recvbuf)
     messages = (received, sent) if comm.rank == root else (received,)
     if not comm._agree(*messages, ratio=None) or received is None:
         return None

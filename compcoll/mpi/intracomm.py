@@ -13,7 +13,7 @@ from .. import api
 from ..codecs.base import Codec
 from ..communicator import Communicator
 from ..errors import InvalidArgument
-from ..execute.compiled_plan import named_codec
+from ..execute.compiled_plan import Asked, named_codec
 from ..transports.library import MPI
 from . import arguments, requests
 from .arguments import Call
@@ -39,7 +39,7 @@ def _method(name: str, reader: arguments.Reader, run: Callable[..., Any] | None 
         Whether the method only moves values.
     """
     own = getattr(MPI.Intracomm, name)
-    in_blocks = "scatter" in name  # a count is then that of one block
+    in_blocks = "scatter" in name
 
     @wraps(own)
     def method(self: Intracomm, *args: Any, **kwargs: Any) -> Any:
@@ -47,9 +47,9 @@ def _method(name: str, reader: arguments.Reader, run: Callable[..., Any] | None 
         call: Call | None = None
         choice: Choice | None = None
         if settings.moved if moves else settings.sums:
-            kind = None if moves or len(args) < 2 else kind_of(args[1] if is_in_place(args[0]) else args[0])
-            if in_blocks and kind is not None and isinstance(kind[1], str):
-                kind = None
+            kind = None
+            if not moves and len(args) > 1:
+                kind = kind_of(args[1] if is_in_place(args[0]) else args[0], in_blocks)
             if kind is None or (name, kind) not in self._left:
                 call = reader(self, *args, **kwargs)
                 choice = None if call is None else self._chosen(call, threaded=run is not None)
@@ -245,7 +245,7 @@ class Intracomm(MPI.Intracomm):
     def _run(self, name: str, call: Call, choice: Choice) -> None:
         """Run a compressed call."""
         assert self._communicator is not None
-        asked = (choice.codec, choice.algorithm, self._settings.of_calls)
+        asked: Asked = (choice.codec, choice.algorithm, {})
         result = self._communicator.call(call.collective, call.x, call.param, call.out, None, asked)
         if call.store is not None:
             call.store(result)
@@ -256,7 +256,7 @@ class Intracomm(MPI.Intracomm):
         """Start a compressed call, which a thread advances."""
         communicator = self._with_thread()
         assert communicator is not None
-        asked = (choice.codec, choice.algorithm, self._settings.of_calls)
+        asked: Asked = (choice.codec, choice.algorithm, {})
         request = communicator.start(call.collective, call.x, call.param, call.out, None, asked)
 
         def ended() -> None:
@@ -271,14 +271,15 @@ class Intracomm(MPI.Intracomm):
         """Return a persistent request of a compressed call."""
         return requests.Prequest(partial(self._start, name, call, choice))
 
-    def _counted(self, name: str, call: Call | None, choice: Choice | None, own: Callable[[], Any]) -> Any:
+    def _counted(self, name: str, call: Call | None, choice: Choice | None, own: partial[Any]) -> Any:
         """Run a method of mpi4py and count it; in a dry run as the compressed call that it would have been."""
         totals, started = self._settings.totals, perf_counter()
         assert totals is not None
         result = own()
         seconds = perf_counter() - started
         if call is None or choice is None:
-            totals.left(name, max(map(nbytes_of, _buffers(own))), seconds)
+            given = (*own.args[1:], *own.keywords.values())  # without the communicator
+            totals.left(name, max(map(nbytes_of, given), default=0), seconds)
         else:
             self._count(name, call, choice, choice.ratio, seconds / choice.speedup)
         return result
@@ -349,12 +350,6 @@ _CLASSES: dict[type, type[Intracomm]] = {
     MPI.Graphcomm: Graphcomm,
     MPI.Distgraphcomm: Distgraphcomm,
 }
-
-
-def _buffers(own: Callable[[], Any]) -> list[Any]:
-    """Return the arguments of a method of mpi4py that was not called yet, without the communicator."""
-    assert isinstance(own, partial)
-    return [*own.args[1:], *own.keywords.values(), None]
 
 
 def _free(owner: MPI.Comm, key: int, kept: Communicator | bool) -> None:

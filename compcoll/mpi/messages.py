@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,27 +104,29 @@ def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
             return None
         if dtype is None:
             return Message(n * itemsize, None)
-        if array.dtype != dtype:
-            array = _in_memory_order(array).view(np.uint8)[: (begin + n) * itemsize].view(dtype)
-        values = _flat(array, dtype)
-        factor = itemsize // _REALS[dtype].itemsize
+        values, factor = _reals(array, dtype)
         return Message(n * itemsize, values[begin * factor : (begin + n) * factor])
     except Exception:  # mpi4py says what is wrong with it
         return None
 
 
 def is_in_place(spec: Any) -> bool:
-    """Return whether a message stands for the buffer of the other one; mpi4py takes None for MPI.IN_PLACE."""
+    """Return whether an argument says that the other one holds the input; mpi4py takes None for MPI.IN_PLACE."""
     return spec is None or spec is MPI.IN_PLACE
 
 
-def kind_of(spec: Any) -> tuple[Any, ...] | None:
-    """Return what decides how messages like this one are sent, fast; None for those that have to be read first."""
+def kind_of(spec: Any, in_blocks: bool = False) -> tuple[Any, ...] | None:
+    """Return what decides how messages like this one are sent, fast; None for those that have to be read first.
+
+    ``in_blocks``: whether a count may be that of one block, so that it does not tell the message's size.
+    """
     if type(spec) is ndarray:
         return spec.nbytes, spec.dtype
-    if isinstance(spec, list | tuple) and len(spec) == 3 and type(spec[1]) is int and isinstance(spec[2], MPI.Datatype):
-        return spec[1], spec[2].typechar
-    return (spec.nbytes, spec.dtype) if isinstance(spec, np.generic) else None
+    if isinstance(spec, np.generic):
+        return spec.nbytes, spec.dtype
+    if in_blocks or not isinstance(spec, list | tuple) or len(spec) != 3:
+        return None
+    return (spec[1], spec[2].typechar) if type(spec[1]) is int and isinstance(spec[2], MPI.Datatype) else None
 
 
 def is_left(kind: tuple[Any, ...], least: int) -> bool:
@@ -159,9 +162,7 @@ def read_blocks(spec: Any, blocks: int) -> Message | None:
         elif not isinstance(displacements, Sequence | ndarray):
             displacements = [operator.index(displacements) * rank for rank in range(blocks)]
         displacements = _one_each(displacements, blocks)
-        if array.dtype != dtype:
-            array = _in_memory_order(array).view(np.uint8)[: array.nbytes // itemsize * itemsize].view(dtype)
-        values, factor = _flat(array, dtype), itemsize // _REALS[dtype].itemsize
+        values, factor = _reals(array, dtype)
         ends = [at + count for at, count in zip(displacements, counts, strict=True)]
         if min(*counts, *displacements, 0) < 0 or max(ends) * factor > values.size:
             return None
@@ -245,6 +246,13 @@ def _flat(array: Any, dtype: np.dtype[Any]) -> Any:
     return flat if real is dtype else flat.view(real)
 
 
+def _reals(array: Any, dtype: np.dtype[Any]) -> tuple[Any, int]:
+    """Return the real numbers of an array that holds elements of another type, and how many an element has: 1 or 2."""
+    if array.dtype != dtype:
+        array = _in_memory_order(array).view(np.uint8)[: array.nbytes // dtype.itemsize * dtype.itemsize].view(dtype)
+    return _flat(array, dtype), dtype.itemsize // _REALS[dtype].itemsize
+
+
 def _in_memory_order(array: Any) -> Any:
     """Return a contiguous array with one axis, a view."""
     return (array if array.flags.c_contiguous else array.T).reshape(-1)
@@ -261,4 +269,5 @@ def _one_each(numbers: Any, blocks: int) -> list[int]:
 
 
 def _after_each_other(counts: Sequence[int], begin: int = 0) -> list[int]:
-    return [begin + sum(counts[:rank]) for rank in range(len(counts))]
+    """Return where blocks begin of which each follows the one before."""
+    return list(accumulate(counts, initial=begin))[:-1]

@@ -1,4 +1,4 @@
-"""What a program's communicators compress: the settings that they share, and the choice for each kind of call."""
+"""The settings that a program's communicators share, and the choice of codec and algorithm for a call."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Settings:
     moved : bool
         Whether values that are only moved are compressed, too.
     dry_run : bool
-        Whether nothing is compressed, and the totals tell what would have been.
+        Whether nothing is compressed, and the totals count what compression would have done.
     totals : Totals or None
         Counts the calls.
     sums : bool
@@ -66,11 +66,6 @@ class Settings:
     moved: bool
     dry_run: bool = False
     totals: Totals | None = None
-
-    @property
-    def of_calls(self) -> dict[str, Any]:
-        """The options of every call that are not those of the codec."""
-        return {name: value for name, value in self.options.items() if name in ("max_error", "timeout")}
 
     def __post_init__(self) -> None:
         # Attributes, since every call looks at them.

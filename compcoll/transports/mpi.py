@@ -14,6 +14,7 @@ from .. import config, lifetime
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, UnsupportedRecovery
 from ..kernels._host import Function, MPILibrary, MPIMessage, MPIProbe, MPIReduction
 from ..pending import NeedsPolling, Pending, keep_forever, wait_until
+from ..stats import UNKNOWN
 from . import deferred_free
 from .base import Persistent, Wire
 from .construction import Construction, duplicate, in_time
@@ -35,7 +36,6 @@ _OPERATIONS = {
     "bxor": MPI.BXOR,
 }
 _REDUCED = (*"?bBhHiIlLqQfd", "Zf", "Zd")  # buffer formats whose datatypes MPI can reduce
-_UNKNOWN = -1  # bytes sent: MPI does not report them
 _ANNOUNCEMENT_TAG = 3  # one of the four tags below those of collectives
 _ANNOUNCEMENT_NBYTES = 512
 _SECONDS_TO_LEARN = 0.5
@@ -238,7 +238,7 @@ class MPITransport(Construction):
             def ireduce(x: Any, out: Any) -> Pending:
                 return NeedsPolling(comm.Ireduce(in_place if out is x else x, out, operation, to), x.nbytes)
 
-            return Function(reduce, _UNKNOWN), ireduce
+            return Function(reduce, UNKNOWN), ireduce
         block, start = {
             "allreduce": (comm.Allreduce, comm.Iallreduce),
             "reduce_scatter": (comm.Reduce_scatter_block, comm.Ireduce_scatter_block),

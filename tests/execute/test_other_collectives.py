@@ -183,7 +183,7 @@ def test_alltoallv(case: dict[str, Any], data: st.DataObject) -> None:
 @pytest.mark.parametrize(("codec", "code"), [(Cast("float16"), np.float16), (None, np.float32)], ids=repr)
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
 def test_bits_of_a_reduce(algorithm: str, codec: Codec | None, code: Any, size: int) -> None:
-    """Those of the allreduce, except where the root owns the sum: that is not encoded."""
+    """The results are those of the allreduce, except for the chunk that the root owns, which is not encoded."""
     xs, root = normals(size, 64 * size, seed=size), size // 2
     replay = reference(algorithm).replay
     assert replay is not None

@@ -245,7 +245,7 @@ def check_mpis_own_reduce(comm: MPI.Intracomm) -> None:
 
 
 def check_one_ranks_bad_arguments(comm: MPI.Intracomm) -> None:
-    """Of a collective with a root or counts: all ranks raise, and the communicator stays usable."""
+    """A wrong root, or wrong counts, on one rank: all ranks raise, and the communicator stays usable."""
     p = comm.size
     ours, x = Communicator(comm), np.arange(6 * p, dtype=np.float32)
     good = [6] * p

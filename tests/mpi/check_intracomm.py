@@ -171,26 +171,27 @@ def moving(comm: MPI.Intracomm) -> Iterator[tuple[str, Callable[[Any], None], np
         yield "Scatterv", lambda c, v=[x, last], o=nothing: c.Scatterv(v if at_root else None, o, root), nothing
 
 
-def check_moved_values_arrive_as_by_mpi(comm: MPI.Intracomm) -> None:
-    own = counting(comm)
+def moved_by_both(comm: MPI.Intracomm, own: compcoll.Intracomm) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Make the same calls by MPI, and by our own communicator: method, our result, and MPI's."""
     for method, call, out in moving(comm):
         before = out.copy()
         call(comm)
         expected = out.copy()
         out[:] = before
         call(own)
+        yield method, out, expected
+
+
+def check_moved_values_arrive_as_by_mpi(comm: MPI.Intracomm) -> None:
+    own = counting(comm)
+    for method, out, expected in moved_by_both(comm, own):
         assert compressed(own, method) == int(comm.size > 1), method
         near(out, expected)
 
 
 def check_moved_values_are_left_to_mpi_unless_asked_for(comm: MPI.Intracomm) -> None:
     own = counting(comm, moved=False)
-    for method, call, out in moving(comm):
-        before = out.copy()
-        call(comm)
-        expected = out.copy()
-        out[:] = before
-        call(own)
+    for method, out, expected in moved_by_both(comm, own):
         assert compressed(own, method) == 0
         assert out.tobytes() == expected.tobytes()
 
@@ -299,12 +300,7 @@ def check_without_a_codec_everything_is_mpis_own(comm: MPI.Intracomm) -> None:
         own.Allreduce(x, out)
         comm.Allreduce(x, expected)
         assert out.tobytes() == expected.tobytes()
-    for _, call, out in moving(comm):
-        before = out.copy()
-        call(comm)
-        expected = out.copy()
-        out[:] = before
-        call(own)
+    for _, out, expected in moved_by_both(comm, own):
         assert out.tobytes() == expected.tobytes()
 
 

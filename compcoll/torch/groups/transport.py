@@ -31,6 +31,7 @@ from ...gpu.device_transport import DeviceTransport
 from ...gpu.stream_transport import Bootstrap
 from ...kernels._host import Function
 from ...pending import Pending
+from ...stats import UNKNOWN
 from ...transports.base import LibraryConnection, Wire
 from ...transports.nodes import find_nodes, host_name
 from ...transports.serialization import packed, unpacked
@@ -40,7 +41,6 @@ from .nccl import TorchNCCL
 
 _LENGTH_NBYTES = 8  # a wire that may be shorter than its memory begins with its length, which gloo does not report
 
-_UNKNOWN = -1  # bytes sent: gloo does not report them
 _OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,  # multiplied by 1/p afterwards
@@ -201,7 +201,7 @@ class GroupTransport(LibraryConnection):
             start = partial(self._ireduce, root, _OPERATIONS[op])
         else:
             start = partial(self._iallreduce if collective == "allreduce" else self._ireduce_scatter, _OPERATIONS[op])
-        return Function(lambda x, out: start(x, out).Test(), _UNKNOWN), start
+        return Function(lambda x, out: start(x, out).Test(), UNKNOWN), start
 
     def _iallreduce(self, op: Any, x: Any, out: Any) -> Pending:
         if out is not x:
