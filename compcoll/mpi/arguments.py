@@ -65,7 +65,7 @@ Reader = Callable[..., Call | None]
 
 
 def _sum(
-    comm: Caller, sendbuf: Any, recvbuf: Any, op: MPI.Op, inside: int = 1, blocks: int = 1
+    comm: Caller, sendbuf: Any, recvbuf: Any, op: MPI.Op, ratio: int = 1, blocks: int = 1
 ) -> tuple[Any, Any] | None:
     """Return the input and the result of a sum; None if it is left to MPI.
 
@@ -73,8 +73,8 @@ def _sum(
     ----------
     comm, sendbuf, recvbuf, op
         The method's arguments.
-    inside : int
-        The length of the input, in results.
+    ratio : int
+        The length of the input divided by that of the result.
     blocks : int
         The blocks of the input, if a count is that of one block.
     """
@@ -83,11 +83,11 @@ def _sum(
     if is_in_place(sendbuf):
         message = read(recvbuf, comm._least, blocks)
         return None if message is None or message.values is None else (message.values, message.values)
-    received = read(recvbuf, -(-comm._least // inside))
+    received = read(recvbuf, -(-comm._least // ratio))
     sent = None if received is None or received.values is None else read(sendbuf, 0, blocks)
     if received is None or sent is None or sent.values is None or sent.values.dtype != received.values.dtype:
         return None
-    return (sent.values, received.values) if sent.nbytes == inside * received.nbytes else None
+    return (sent.values, received.values) if sent.nbytes == ratio * received.nbytes else None
 
 
 def allreduce(comm: Caller, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: Any = None) -> Call | None:
@@ -176,8 +176,8 @@ def scatter(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | N
     if comm.rank != root:
         if not comm._agree(received) or received is None:
             return None
-        shape = np.empty(comm.size * received.values.size, received.values.dtype)  # of which no value is read
-        return Call("scatter", shape, root, received.values, root)
+        like = np.empty(comm.size * received.values.size, received.values.dtype)  # of which no value is read
+        return Call("scatter", like, root, received.values, root)
     if not comm._agree(received, sent, ratio=comm.size) or received is None or sent is None:
         return None
     return Call("scatter", sent.values, root, None if in_place else received.values, root)

@@ -221,7 +221,7 @@ class Intracomm(MPI.Intracomm):
         The first call creates the `Communicator`, collectively.
         """
         x = call.x
-        key = (call.collective, x.size, x.dtype, call.root, threaded)
+        key = (call.collective, x.size, x.dtype, type(x), call.root, threaded)
         if key in self._choices:
             return self._choices[key]
         if not 0 <= call.root < self.size:
@@ -231,7 +231,7 @@ class Intracomm(MPI.Intracomm):
         if len(self._choices) >= _MOST_KNOWN:
             self._choices.clear()
         choice = self._settings.choice(self._communicator, call.collective, x, call.root)
-        if choice is not None and threaded and self._with_thread() is None:
+        if choice is not None and threaded and self._threaded() is None:
             choice = None
         self._choices[key] = choice
         return choice
@@ -254,7 +254,7 @@ class Intracomm(MPI.Intracomm):
 
     def _start(self, name: str, call: Call, choice: Choice) -> MPI.Request:
         """Start a compressed call, which a thread advances."""
-        communicator = self._with_thread()
+        communicator = self._threaded()
         assert communicator is not None
         asked: Asked = (choice.codec, choice.algorithm, {})
         request = communicator.start(call.collective, call.x, call.param, call.out, None, asked)
@@ -291,18 +291,18 @@ class Intracomm(MPI.Intracomm):
             saved = round(nbytes * (1 - 1 / ratio))
             self._settings.totals.compressed(name, nbytes, saved, choice.error, seconds, choice.speedup * seconds)
 
-    def _with_thread(self) -> Communicator | None:
+    def _threaded(self) -> Communicator | None:
         """Return the `Communicator` whose collectives advance in a thread; None without MPI.THREAD_MULTIPLE.
 
         The first call creates it, collectively.
         """
-        kept = self.Get_attr(_WITH_THREAD)
+        kept = self.Get_attr(_THREADED)
         if kept is None:
             try:
                 kept = Communicator(self, progress="thread")
             except InvalidArgument:  # on all ranks alike
                 kept = False
-            self.Set_attr(_WITH_THREAD, kept)
+            self.Set_attr(_THREADED, kept)
         return kept if isinstance(kept, Communicator) else None
 
     Allreduce = _method("Allreduce", arguments.allreduce)
@@ -357,4 +357,4 @@ def _free(owner: MPI.Comm, key: int, kept: Communicator | bool) -> None:
         kept.free()
 
 
-_WITH_THREAD = MPI.Comm.Create_keyval(delete_fn=_free)
+_THREADED = MPI.Comm.Create_keyval(delete_fn=_free)

@@ -98,13 +98,14 @@ def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
             return None  # MPI has no 16-bit floats
         array, dtype, itemsize = _array(data, datatype)
         begin = 0 if displacement is None else operator.index(displacement)
-        length = array.nbytes // itemsize - begin
-        n = length if count is None else operator.index(count) * blocks
-        if not 0 <= n <= length or begin < 0 or (n * itemsize < least and dtype not in _HALVES):
+        rest = array.nbytes // itemsize - begin
+        n = rest if count is None else operator.index(count) * blocks  # may be more than the rest: see `_at_least`
+        if min(n, begin, rest) < 0 or (n * itemsize < least and dtype not in _HALVES):
             return None
         if dtype is None:
             return Message(n * itemsize, None)
         values, factor = _reals(array, dtype)
+        values = _at_least(values, (begin + n) * factor)
         return Message(n * itemsize, values[begin * factor : (begin + n) * factor])
     except Exception:  # mpi4py says what is wrong with it
         return None
@@ -163,9 +164,10 @@ def read_blocks(spec: Any, blocks: int) -> Message | None:
             displacements = [operator.index(displacements) * rank for rank in range(blocks)]
         displacements = _one_each(displacements, blocks)
         values, factor = _reals(array, dtype)
-        ends = [at + count for at, count in zip(displacements, counts, strict=True)]
-        if min(*counts, *displacements, 0) < 0 or max(ends) * factor > values.size:
+        if min(*counts, *displacements, 0) < 0:
             return None
+        ends = [at + count for at, count in zip(displacements, counts, strict=True)]
+        values = _at_least(values, max(ends) * factor)
         nbytes = sum(counts) * itemsize
         return Message(nbytes, values, [factor * n for n in counts], [factor * n for n in displacements])
     except Exception:  # mpi4py says what is wrong with it
@@ -251,6 +253,13 @@ def _reals(array: Any, dtype: np.dtype[Any]) -> tuple[Any, int]:
     if array.dtype != dtype:
         array = _in_memory_order(array).view(np.uint8)[: array.nbytes // dtype.itemsize * dtype.itemsize].view(dtype)
     return _flat(array, dtype), dtype.itemsize // _REALS[dtype].itemsize
+
+
+def _at_least(values: Any, length: int) -> Any:
+    """Return at least so many values: like MPI, with those after an array's end if a message's count says so."""
+    if values.size >= length:
+        return values
+    return np.lib.stride_tricks.as_strided(values, (length,), writeable=values.flags.writeable)
 
 
 def _in_memory_order(array: Any) -> Any:

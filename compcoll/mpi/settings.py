@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..codecs.base import Codec
 from ..communicator import Communicator
+from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDType
 from ..plan import choose
 from .totals import Totals
 
 _LEAST_NBYTES = 4096
 """Bytes below which no message is compressed unless ``min_bytes`` says so: a message's latency outweighs its length."""
+
+
+_log = logging.getLogger("compcoll")
 
 
 class Choice(NamedTuple):
@@ -87,7 +93,16 @@ class Settings:
         root : int
             The root, if the collective has one.
         """
-        plan = communicator.explain(x, collective=collective, root=root, codec=self.codec, **self.options)
+        try:
+            return self._choice(communicator, collective, x, root)
+        except (InvalidArgument, InvalidBuffer, UnsupportedDType) as error:  # the codec does not take the call
+            if communicator.rank == 0:
+                _log.warning("%s of %d %s is left to MPI: %s", collective, x.size, x.dtype, error)
+            return None
+
+    def _choice(self, communicator: Communicator, collective: str, x: Any, root: int) -> Choice | None:
+        explain = partial(communicator.explain, x, collective=collective, root=root)
+        plan = explain(codec=self.codec, **self.options)
         found = choose.options(plan.call, plan.setting)
         coded = [option for option in found if option.codec is not None]
         option = next((each for each in coded if (each.codec, each.algorithm) == (plan.codec, plan.algorithm)), None)
@@ -96,6 +111,7 @@ class Settings:
             option = choose.best(allowed, tolerant=plan.call.tolerance is not None) if allowed else None
         if option is None or option.codec is None:
             return None
+        explain(codec=option.codec, algorithm=option.algorithm)  # raises an error if the codec cannot run the call
         ratio = 1.0
         if option.codec.fixed_size:
             ratio = choose.format_on_wire(option.algorithm, option.codec, plan.call, plan.setting).ratio

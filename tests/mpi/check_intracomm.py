@@ -263,8 +263,9 @@ def check_ranks_that_describe_a_message_differently(comm: MPI.Intracomm) -> None
         own.Reduce_scatter_block(mixed, out)
         near(out, expected)
     whole = np.zeros(n * p)
-    own.Allreduce([x, [x.size, 0], MPI.DOUBLE] if rank == 0 else x, whole)
-    near(whole, sums(comm, n * p, np.float64).real)
+    for described in ([x, [x.size, 0], MPI.DOUBLE], [x[:1], x.size, MPI.DOUBLE]):  # also beyond an array's end
+        own.Allreduce(described if rank == 0 else x, whole)
+        near(whole, sums(comm, n * p, np.float64).real)
 
 
 def check_memory_in_other_orders_and_kinds(comm: MPI.Intracomm) -> None:
@@ -291,6 +292,19 @@ def check_a_request_that_is_asked_first(comm: MPI.Intracomm) -> None:
     x[:] = 7
     request.Wait()
     assert (x == 7).all() and compressed(own, "Ireduce_scatter_block") == int(comm.size > 1)
+
+
+def check_what_a_codec_does_not_take_is_left_to_mpi(comm: MPI.Intracomm) -> None:
+    """Values of too few bits for a rate, and a codec that only an allreduce can use."""
+    x = values(comm, N, np.float32)
+    for settings, method in ((compcoll.ZFP(rate=40), "Allreduce"), (compcoll.IntSum(bits=16), "Reduce")):
+        own = compcoll.Intracomm._with(comm, Settings(settings, {}, 1, moved=False, totals=Totals()))
+        out, expected = np.zeros(N, np.float32), np.zeros(N, np.float32)
+        for _ in range(2):
+            getattr(own, method)(x, out)
+            getattr(comm, method)(x, expected)
+            np.testing.assert_array_equal(out, expected)
+        assert compressed(own, method) == 0
 
 
 def check_without_a_codec_everything_is_mpis_own(comm: MPI.Intracomm) -> None:
