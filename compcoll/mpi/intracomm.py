@@ -89,7 +89,7 @@ class Intracomm(MPI.Intracomm):
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        The communicator, which is not duplicated: both are the same to MPI.
+        The communicator, whose handle the new one shares. One with a topology gives one with the same topology.
     codec : str or Codec, optional
         The codec, as in `compcoll.allreduce`; None: nothing is compressed.
     min_bytes : int, optional
@@ -143,6 +143,8 @@ class Intracomm(MPI.Intracomm):
         if min_bytes is not None and (not isinstance(min_bytes, int) or min_bytes < 0):
             raise InvalidArgument(f"min_bytes={min_bytes!r}: a number of bytes is needed, 0 or more")
         named_codec(codec, codec_options)
+        if cls is Intracomm and comm is not None:
+            cls = next(own for kind, own in _CLASSES.items() if isinstance(comm, kind))
         return cls._with(comm, Settings(codec, codec_options, min_bytes, moved))
 
     @classmethod
@@ -345,10 +347,10 @@ class Distgraphcomm(Intracomm, MPI.Distgraphcomm):
 
 
 _CLASSES: dict[type, type[Intracomm]] = {
-    MPI.Intracomm: Intracomm,
     MPI.Cartcomm: Cartcomm,
     MPI.Graphcomm: Graphcomm,
     MPI.Distgraphcomm: Distgraphcomm,
+    MPI.Intracomm: Intracomm,  # last, since the others are subclasses of it
 }
 
 

@@ -351,7 +351,11 @@ def check_communicators_made_of_it(comm: MPI.Intracomm) -> None:
         assert compressed(own, "Allreduce") == int(each.size > 1)
     assert isinstance(made[8], MPI.Cartcomm) and made[8].Get_coords(comm.rank) == [comm.rank]
     assert isinstance(made[9], MPI.Graphcomm) and isinstance(made[10], MPI.Distgraphcomm)
-    for each in made:
+    cart = comm.Create_cart([p])
+    for given in (cart, made[8]):
+        again = compcoll.Intracomm(given, codec="int8")
+        assert again.Get_topo() == cart.Get_topo() and again == given
+    for each in (*made, cart):
         each.Free()
     assert own.Split(MPI.UNDEFINED) == MPI.COMM_NULL
     assert own == comm and MPI.Comm.Compare(own, comm) == MPI.IDENT
