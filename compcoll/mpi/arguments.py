@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -99,6 +100,7 @@ def allreduce(comm: Caller, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, in
 def reduce(
     comm: Caller, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, info: Any = None
 ) -> Call | None:
+    root = operator.index(root)
     if not 0 <= root < comm.size:
         return None  # MPI refuses it
     if comm.rank == root:
@@ -141,6 +143,7 @@ def _scattered(comm: Caller, x: Any, out: Any) -> Call:
 
 
 def bcast(comm: Caller, buf: Any, root: int = 0) -> Call | None:
+    root = operator.index(root)
     message = read(buf)
     if not comm._agree(message) or message is None:
         return None
@@ -158,6 +161,7 @@ def allgather(comm: Caller, sendbuf: Any, recvbuf: Any) -> Call | None:
 
 
 def gather(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | None:
+    root = operator.index(root)
     received = read(recvbuf, blocks=comm.size) if comm.rank == root else None
     sent = read(sendbuf) if received is None or not is_in_place(sendbuf) else _own_block(comm, received)
     if comm.rank != root:
@@ -168,6 +172,7 @@ def gather(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | No
 
 
 def scatter(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | None:
+    root = operator.index(root)
     sent = read(sendbuf, blocks=comm.size) if comm.rank == root else None
     in_place = is_in_place(recvbuf) and sent is not None
     received = _own_block(comm, sent) if in_place else read(recvbuf)
@@ -200,6 +205,7 @@ def allgatherv(comm: Caller, sendbuf: Any, recvbuf: Any) -> Call | None:
 
 
 def gatherv(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | None:
+    root = operator.index(root)
     received = read_blocks(recvbuf, comm.size) if comm.rank == root else None
     sent = read(sendbuf) if received is None or not is_in_place(sendbuf) else _own_block(comm, received)
     messages = (sent, received) if comm.rank == root else (sent,)
@@ -210,6 +216,7 @@ def gatherv(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | N
 
 
 def scatterv(comm: Caller, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call | None:
+    root = operator.index(root)
     sent = read_blocks(sendbuf, comm.size) if comm.rank == root else None
     in_place = is_in_place(recvbuf) and sent is not None
     received = _own_block(comm, sent) if in_place else read(recvbuf)

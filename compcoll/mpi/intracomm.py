@@ -93,8 +93,8 @@ class Intracomm(MPI.Intracomm):
     codec : str or Codec, optional
         The codec, as in `compcoll.allreduce`; None: nothing is compressed.
     min_bytes : int, optional
-        Bytes of a rank's message from which messages are compressed. By default they are compressed if the cost model
-        predicts that this is faster. All ranks must give the same.
+        Bytes from which messages are compressed. By default those from 4096 bytes on are compressed if the cost model
+        predicts that this is faster.
     moved : bool
         Whether values that are only moved are compressed, too: those of ``Bcast``, ``Allgather(v)``, ``Gather(v)``,
         ``Scatter(v)`` and ``Alltoall(v)``. Before each of these the ranks agree, by an allreduce of 32 bytes, that all
@@ -105,10 +105,12 @@ class Intracomm(MPI.Intracomm):
     Raises
     ------
     InvalidArgument
-        If the codec or its options are invalid.
+        If the codec or its options are invalid, or if MPI runs by sessions alone.
 
     Notes
     -----
+    All ranks must give the same codec, ``min_bytes`` and ``moved``.
+
     A compressed nonblocking call returns a request that all functions of mpi4py complete, such as
     ``MPI.Request.Waitall``. A thread advances the collective, so MPI must have been initialized with
     ``MPI.THREAD_MULTIPLE``, as mpi4py does; otherwise nonblocking calls are MPI's own. The first call of a communicator
@@ -140,6 +142,10 @@ class Intracomm(MPI.Intracomm):
         """Create the communicator. `Dup` and others create it without arguments, and set `_settings` afterwards."""
         if comm is not None and not isinstance(comm, MPI.Intracomm):
             raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
+        if comm is None and codec is not None:
+            raise InvalidArgument(f"codec={codec!r} without a communicator: give one, such as MPI.COMM_WORLD")
+        if codec is not None and not MPI.Is_initialized():
+            raise InvalidArgument("MPI was not initialized by MPI.Init: communicators of sessions are not supported")
         if min_bytes is not None and (not isinstance(min_bytes, int) or min_bytes < 0):
             raise InvalidArgument(f"min_bytes={min_bytes!r}: a number of bytes is needed, 0 or more")
         named_codec(codec, codec_options)
@@ -174,7 +180,8 @@ class Intracomm(MPI.Intracomm):
     def fromhandle(cls, handle: int) -> Any:
         """Return the communicator of a handle of MPI. It compresses nothing."""
         made = super().fromhandle(handle)
-        return _CLASSES[type(made)]._with(made, Settings(None, {}, None, moved=False))
+        of_mpi = type(made)  # not one of these for an intercommunicator, and for MPI.COMM_NULL
+        return _CLASSES[of_mpi]._with(made, Settings(None, {}, None, moved=False)) if of_mpi in _CLASSES else made
 
     def free(self) -> None:
         """Free the communicator, unless it is null, or one of mpi4py's constants."""

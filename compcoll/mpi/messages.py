@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy import ndarray
 
-from ..dtypes import DTYPES, HALVES
+from ..dtypes import DTYPES
 from ..gpu.discovery import gpus
 from ..host.foreign import gpu_memory
 from ..transports.library import MPI
@@ -23,13 +23,15 @@ _REALS = {dtype.numpy: dtype.numpy for dtype in DTYPES.values()}
 _REALS |= {np.dtype(np.complex64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.float64)}
 """The element types that codecs take, and complex ones, each with the type of its parts."""
 
-_HALVES = tuple(DTYPES[name].numpy for name in HALVES)
-
 TYPES = tuple(dtype.numpy for dtype in DTYPES.values())
 """The element types that codecs take."""
 
-_OF_MPI: dict[str, np.dtype[Any]] = {dtype.char: dtype for dtype in _REALS if dtype not in _HALVES}
+_OF_MPI: dict[str, np.dtype[Any]] = {dtype.char: dtype for dtype in _REALS if dtype.isbuiltin == 1}
 """The element types of MPI's predefined datatypes that can be compressed, by `MPI.Datatype.typechar`."""
+
+_SEQUENCES = (list, tuple)
+
+_ITEMSIZE = {code: dtype.itemsize for code, dtype in _OF_MPI.items()}
 
 
 class Message(NamedTuple):
@@ -77,7 +79,7 @@ def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
     spec : array or sequence
         The message.
     least : int
-        A message of fewer bytes is left to mpi4py, unless it consists of 16-bit floats, which MPI cannot send.
+        A message of fewer bytes is left to mpi4py.
     blocks : int
         The number of blocks that the message has; a count that is given is that of one block.
 
@@ -87,7 +89,7 @@ def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
         None if mpi4py must look at the message itself, and may refuse it.
     """
     if type(spec) is ndarray:
-        if spec.nbytes < least and spec.dtype not in _HALVES:
+        if spec.nbytes < least:
             return None
         return Message(spec.nbytes, _flat(spec, spec.dtype)) if spec.flags.forc else None
     if is_in_place(spec):
@@ -95,12 +97,12 @@ def read(spec: Any, least: int = 0, blocks: int = 1) -> Message | None:
     try:
         data, count, displacement, datatype = _parts(spec, list | tuple)
         if count is not None and datatype is not None and count * blocks * _extent(datatype) < least:
-            return None  # MPI has no 16-bit floats
+            return None
         array, dtype, itemsize = _array(data, datatype)
         begin = 0 if displacement is None else operator.index(displacement)
         rest = array.nbytes // itemsize - begin
         n = rest if count is None else operator.index(count) * blocks  # may be more than the rest: see `_at_least`
-        if min(n, begin, rest) < 0 or (n * itemsize < least and dtype not in _HALVES):
+        if min(n, begin, rest) < 0 or n * itemsize < least:
             return None
         if dtype is None:
             return Message(n * itemsize, None)
@@ -116,31 +118,36 @@ def is_in_place(spec: Any) -> bool:
     return spec is None or spec is MPI.IN_PLACE
 
 
-def kind_of(spec: Any, in_blocks: bool = False) -> tuple[Any, ...] | None:
-    """Return what decides how messages like this one are sent, fast; None for those that have to be read first.
+def kind_of(spec: Any, in_blocks: bool = False) -> tuple[int, Any] | None:
+    """Return the bytes and the type of a message, fast; None if it has to be read first.
 
-    ``in_blocks``: whether a count may be that of one block, so that it does not tell the message's size.
+    Parameters
+    ----------
+    spec : array or sequence
+        The message.
+    in_blocks : bool
+        Whether a count may be that of one block, so that it does not tell the message's size.
     """
-    if type(spec) is ndarray:
+    kind = type(spec)
+    if kind is ndarray or issubclass(kind, np.generic):
         return spec.nbytes, spec.dtype
-    if isinstance(spec, np.generic):
-        return spec.nbytes, spec.dtype
-    if in_blocks or not isinstance(spec, list | tuple) or len(spec) != 3:
+    if kind not in _SEQUENCES or len(spec) not in (2, 3):
         return None
-    return (spec[1], spec[2].typechar) if type(spec[1]) is int and isinstance(spec[2], MPI.Datatype) else None
+    data, count, datatype = spec[0], spec[1], spec[-1]
+    if isinstance(datatype, MPI.Datatype):
+        code = datatype.typechar
+        if datatype is count:
+            return (data.nbytes, code) if type(data) is ndarray else None
+        return None if in_blocks or type(count) is not int else (count * _ITEMSIZE.get(code, 0), code)
+    if in_blocks or type(data) is not ndarray or type(count) is not int or len(spec) == 3:
+        return None
+    return count * data.itemsize, data.dtype
 
 
-def is_left(kind: tuple[Any, ...], least: int) -> bool:
-    """Return whether messages of a kind are left to MPI because they are small or because no codec takes them.
-
-    Small arrays of 16-bit floats, which MPI cannot send, are not left to it.
-    """
-    size, of = kind
-    if isinstance(of, str):
-        dtype = _OF_MPI.get(of)
-        return dtype is None or size * dtype.itemsize < least
-    real = _REALS.get(of)
-    return real is None or (size < least and real not in _HALVES)
+def is_left(kind: tuple[int, Any], least: int) -> bool:
+    """Return whether messages of a kind are left to MPI because they are small or because no codec takes them."""
+    nbytes, of = kind
+    return nbytes < least or of not in (_OF_MPI if isinstance(of, str) else _REALS)
 
 
 def _extent(datatype: MPI.Datatype | str) -> int:
@@ -187,18 +194,17 @@ def _parts(spec: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
     """
     if not isinstance(spec, list | tuple):
         return spec, None, None, None
-    data, *rest = spec
-    datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
-    count = rest[0] if rest else None
-    if len(rest) == 2:
-        count, displacement = rest
+    if len(spec) == 4:
+        data, count, displacement, datatype = spec
         return data, count, displacement, datatype
-    if len(rest) < 2 and isinstance(count, pairs):
+    data, count, *rest = spec
+    if not rest and isinstance(count, MPI.Datatype | str):
+        return data, None, None, count
+    (datatype,) = rest or [None]
+    displacement = None
+    if isinstance(count, pairs):
         count, displacement = count
-        return data, count, displacement, datatype
-    if len(rest) > 2:
-        raise TypeError
-    return data, count, None, datatype
+    return data, count, displacement, datatype
 
 
 def _array(data: Any, datatype: MPI.Datatype | str | None) -> tuple[Any, np.dtype[Any] | None, int]:

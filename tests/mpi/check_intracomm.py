@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import compcoll
+from compcoll.dtypes import DTYPES
 from compcoll.mpi.settings import Settings
 from compcoll.mpi.totals import Totals
 
@@ -58,6 +59,8 @@ def forms(x: np.ndarray) -> Iterator[Any]:
     yield [MPI.memory.frombuffer(x), x.size, kind]
     yield [x.view(np.uint8), x.size, kind.typechar]
     yield [memoryview(x), x.size, 0, kind]
+    yield [x, x.size, 0, None]
+    yield (x, (x.size, 0), None)
 
 
 def sums(comm: MPI.Intracomm, n: int, kind: Any) -> np.ndarray:
@@ -114,12 +117,26 @@ def check_sums_in_blocks(comm: MPI.Intracomm) -> None:
 
 
 def check_halves(comm: MPI.Intracomm) -> None:
-    """MPI cannot send them at all."""
-    own = compcoll.Intracomm(comm, codec="zfp", rate=16, min_bytes=1 << 20)
-    for n in (3, 4096) if comm.size > 1 else ():
-        x, out = values(comm, n, np.float16), np.zeros(n, np.float16)
+    """MPI's datatype of float16, which ranks may name or not, and bfloat16, which only codecs take."""
+    own, expected_calls = counting(comm), int(comm.size > 1)
+    x, out, expected = values(comm, N, np.float16), np.zeros(N, np.float16), sums(comm, N, np.float16).real
+    for first, others in ((out, [out, MPI.FLOAT16_T]), ([out, N, MPI.FLOAT16_T], out)):
+        out[:] = 0
+        own.Reduce(x, first if comm.rank == 0 else None)
+        assert compressed(own, "Reduce") == expected_calls
+        own.Allreduce(x, first if comm.rank == 0 else others)
+        assert compressed(own, "Allreduce") == expected_calls
+        near(out.astype(np.float64), expected)
+    above = compcoll.Intracomm(comm, codec="zfp", rate=16, min_bytes=2 * N + 1)
+    summed = np.zeros_like(out)
+    comm.Allreduce(x, summed)
+    above.Allreduce(x, out)
+    np.testing.assert_array_equal(out, summed)
+    if comm.size > 1:
+        x = values(comm, N, np.float64).astype(DTYPES["bfloat16"].numpy)
+        out = np.zeros_like(x)
         own.Allreduce(x, out)
-        near(out.astype(np.float64), sums(comm, n, np.float16).real)
+        np.testing.assert_allclose(out.astype(float), expected, atol=0.03 * comm.size)
 
 
 def moving(comm: MPI.Intracomm) -> Iterator[tuple[str, Callable[[Any], None], np.ndarray]]:
@@ -450,6 +467,10 @@ def check_bad_arguments(comm: MPI.Intracomm) -> None:
             (lambda: own.Allreduce(out[:-1], out[1:]), compcoll.errors.InvalidBuffer),
         ]
     before = out.copy()
+    assert type(own).fromhandle(MPI.COMM_NULL.handle) == MPI.COMM_NULL
+    own.Reduce(x, x.copy(), root=np.array(0))
+    with pytest.raises(compcoll.errors.InvalidArgument, match=r"MPI\.COMM_WORLD"):
+        compcoll.Intracomm(codec="zfp", rate=16)
     for call, errors in everywhere:
         with pytest.raises(errors):
             call()
