@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from .codecs.base import Codec
@@ -11,9 +12,8 @@ from .errors import InvalidArgument
 from .execute.engine import Request
 from .execute.persistent import PersistentRequest
 from .feedback import ErrorFeedback
-from .lifetime import check_alive
 from .transports.library import MPI
-from .transports.mpi import MPITransport
+from .transports.mpi import MPITransport, check_usable
 
 
 def _give_back(owner: MPI.Comm, key: int, kept: Communicator) -> None:
@@ -23,7 +23,11 @@ def _give_back(owner: MPI.Comm, key: int, kept: Communicator) -> None:
         kept.free()
 
 
-_KEY = MPI.Comm.Create_keyval(delete_fn=_give_back)
+@cache
+def _keyval() -> int:
+    """Return the key of the attribute of an MPI communicator that holds its `Communicator`."""
+    return MPI.Comm.Create_keyval(delete_fn=_give_back)
+
 
 _world: list[Communicator] = []
 """The `Communicator` of MPI.COMM_WORLD, once created; a second cache, since MPI's attribute lookup takes 0.3 µs."""
@@ -60,13 +64,11 @@ def get_communicator(comm: MPI.Comm | None = None, timeout: float | None = None)
         return _world[0]
     if isinstance(comm, Communicator):
         raise InvalidArgument("comm is a compcoll.Communicator: call its methods instead, such as comm.allreduce(x)")
-    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
-    check_alive()
-    kept = comm.Get_attr(_KEY)
+    check_usable(comm)
+    kept = comm.Get_attr(_keyval())
     if not isinstance(kept, Communicator):
         kept = Communicator(MPITransport(comm, timeout=timeout))
-        comm.Set_attr(_KEY, kept)
+        comm.Set_attr(_keyval(), kept)
     return kept
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from time import perf_counter
 from typing import Any
 
@@ -305,13 +305,13 @@ class Intracomm(MPI.Intracomm):
 
         The first call creates it, collectively.
         """
-        kept = self.Get_attr(_THREADED)
+        kept = self.Get_attr(_keyval())
         if kept is None:
             try:
                 kept = Communicator(self, progress="thread")
             except InvalidArgument:  # on all ranks alike
                 kept = False
-            self.Set_attr(_THREADED, kept)
+            self.Set_attr(_keyval(), kept)
         return kept if isinstance(kept, Communicator) else None
 
     Allreduce = _method("Allreduce", arguments.allreduce)
@@ -366,4 +366,7 @@ def _free(owner: MPI.Comm, key: int, kept: Communicator | bool) -> None:
         kept.free()
 
 
-_THREADED = MPI.Comm.Create_keyval(delete_fn=_free)
+@cache
+def _keyval() -> int:
+    """Return the key of a communicator's attribute that holds its `Communicator` with a thread."""
+    return MPI.Comm.Create_keyval(delete_fn=_free)

@@ -129,6 +129,23 @@ def _end_all_in_time() -> None:
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_before_finalize), True)
 
 
+def check_usable(comm: MPI.Comm) -> None:
+    """Check that a `Communicator` can be made of an MPI communicator.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is no intracommunicator, or null.
+    CommunicatorBroken
+        If MPI is not running, or compcoll's communicators were ended.
+    """
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
+    lifetime.check_alive()
+    if MPI.Is_finalized() or not MPI.Is_initialized():
+        raise CommunicatorBroken("MPI was finalized, or not initialized by MPI.Init")
+
+
 class MPITransport(Construction):
     """A transport on a private duplicate of an MPI communicator.
 
@@ -156,12 +173,8 @@ class MPITransport(Construction):
 
     def __init__(self, comm: MPI.Comm | None = None, *, threads: bool = False, timeout: float | None = None) -> None:
         comm = MPI.COMM_WORLD if comm is None else comm
-        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
-        lifetime.check_alive()
+        check_usable(comm)
         check_process()
-        if MPI.Is_finalized() or not MPI.Is_initialized():
-            raise CommunicatorBroken("MPI was finalized, or not initialized")
         _end_all_in_time()
         end_job_with_uncaught_errors()
         warn_if_alone()
