@@ -169,7 +169,7 @@ class CudaDevice:
                 f"{what} is a {type(x).__module__}.{type(x).__qualname__} on the host, but the other arrays of this "
                 f"call are on CUDA device {self.index}: all must be on one device"
             )
-        array, dtype = _as_cupy(x, what)
+        array, dtype = as_cupy(x, what)
         if not array.flags.c_contiguous:
             raise InvalidBuffer(
                 f"{what} of shape {array.shape} and strides {array.strides} is not C-contiguous: make a copy that is"
@@ -281,7 +281,7 @@ class CudaDevice:
         return transport
 
 
-def _as_cupy(x: Any, what: str) -> tuple[Array, str]:
+def as_cupy(x: Any, what: str) -> tuple[Array, str]:
     """View an array as a CuPy array; return it and the name of its element type. Tensors of bfloat16 become int16."""
     if isinstance(x, cupy.ndarray):
         array = x
@@ -301,6 +301,12 @@ def _as_cupy(x: Any, what: str) -> tuple[Array, str]:
     if array.dtype.kind not in "biufc" and array.dtype != DTYPES["bfloat16"].numpy:
         raise UnsupportedDType(f"elements of type {array.dtype} cannot be sent: numbers are needed")
     return array, array.dtype.name
+
+
+def synchronize(x: Array) -> None:
+    """Wait until the work on the current stream of an array's GPU is done."""
+    with x.device:
+        cupy.cuda.get_current_stream().synchronize()
 
 
 def names() -> list[str]:

@@ -33,6 +33,20 @@ def nvtx_range(name: str) -> AbstractContextManager[None]:
     return cuda.nvtx_range(name)
 
 
+def as_cupy(x: Any) -> Any:
+    """View an array in GPU memory as a CuPy array."""
+    from . import device as cuda
+
+    return cuda.as_cupy(x, "x")[0]
+
+
+def synchronize(x: Any) -> None:
+    """Wait until the work on CuPy's current stream of a CuPy array's GPU is done."""
+    from . import device as cuda
+
+    cuda.synchronize(x)
+
+
 def cuda_device(x: Any, *, shared: bool = False) -> CudaDevice:
     """Return the device of an array in GPU memory. The parameters are those of `compcoll.gpu.device.device_of`.
 

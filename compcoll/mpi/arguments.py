@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..gpu.discovery import synchronize
 from ..transports.library import MPI
 from .messages import Message, is_in_place, read, read_blocks
 
@@ -59,6 +60,13 @@ class Call(NamedTuple):
     out: Any
     root: int = 0
     store: Callable[[Any], None] | None = None
+
+    def end(self, result: Any) -> None:
+        """Store the result. On a GPU, wait until it is there: MPI's results can be read on any stream."""
+        if self.store is not None:
+            self.store(result)
+        if not isinstance(self.x, np.ndarray):
+            synchronize(self.x)
 
 
 Reader = Callable[..., Call | None]
@@ -127,10 +135,11 @@ def reduce_scatter(
     op: MPI.Op = MPI.SUM,
     info: Any = None,
 ) -> Call | None:
-    if recvcounts is None or len(recvcounts) != comm.size or len(set(recvcounts)) != 1:
+    counts = [] if recvcounts is None else [operator.index(count) for count in recvcounts]
+    if len(counts) != comm.size or len(set(counts)) != 1:
         return None  # blocks of which only this rank knows, or uneven ones
     found = _sum(comm, sendbuf, recvbuf, op, comm.size)
-    if found is None or found[0].size not in (factor * comm.size * recvcounts[0] for factor in (1, 2)):
+    if found is None or found[0].size not in (factor * comm.size * counts[0] for factor in (1, 2)):
         return None  # a complex element is a pair
     return _scattered(comm, *found)
 

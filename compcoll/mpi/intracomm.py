@@ -230,7 +230,7 @@ class Intracomm(MPI.Intracomm):
         The first call creates the `Communicator`, collectively.
         """
         x = call.x
-        key = (call.collective, x.size, x.dtype, type(x), call.root, threaded)
+        key = (call.collective, x.size, x.dtype, call.root, threaded)
         if key in self._choices:
             return self._choices[key]
         if not 0 <= call.root < self.size:
@@ -255,9 +255,7 @@ class Intracomm(MPI.Intracomm):
         """Run a compressed call."""
         assert self._communicator is not None
         asked: Asked = (choice.codec, choice.algorithm, {})
-        result = self._communicator.call(call.collective, call.x, call.param, call.out, None, asked)
-        if call.store is not None:
-            call.store(result)
+        call.end(self._communicator.call(call.collective, call.x, call.param, call.out, None, asked))
         if self._settings.totals is not None and (ran := self._communicator.stats) is not None:
             self._count(name, call, choice, ran.ratio, ran.total_seconds)
 
@@ -269,9 +267,7 @@ class Intracomm(MPI.Intracomm):
         request = communicator.start(call.collective, call.x, call.param, call.out, None, asked)
 
         def ended() -> None:
-            result = request.wait()
-            if call.store is not None:
-                call.store(result)
+            call.end(request.wait())
             self._count(name, call, choice, request.stats.ratio, request.stats.total_seconds)
 
         return requests.begun(request, ended)

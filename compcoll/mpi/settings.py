@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..codecs.base import Codec
 from ..communicator import Communicator
 from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDType
@@ -77,7 +79,7 @@ class Settings:
         # Attributes, since every call looks at them.
         self.sums = self.codec is not None
         self.moved = self.moved and self.sums
-        self.least = _LEAST_NBYTES if self.min_bytes is None else self.min_bytes
+        self.least = _LEAST_NBYTES if self.min_bytes is None else max(self.min_bytes, 1)
 
     def choice(self, communicator: Communicator, collective: str, x: Any, root: int) -> Choice | None:
         """Return how a call runs; None if it is left to MPI. The answer is the same on all ranks.
@@ -101,7 +103,8 @@ class Settings:
             return None
 
     def _choice(self, communicator: Communicator, collective: str, x: Any, root: int) -> Choice | None:
-        explain = partial(communicator.explain, x, collective=collective, root=root)
+        like = np.empty(x.size, x.dtype)  # on the host on all ranks, since some may have x on a GPU, and others not
+        explain = partial(communicator.explain, like, collective=collective, root=root)
         plan = explain(codec=self.codec, **self.options)
         found = choose.options(plan.call, plan.setting)
         coded = [option for option in found if option.codec is not None]

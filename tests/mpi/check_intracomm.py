@@ -285,6 +285,47 @@ def check_ranks_that_describe_a_message_differently(comm: MPI.Intracomm) -> None
         near(whole, sums(comm, n * p, np.float64).real)
 
 
+class Bare:
+    """An array of which only DLPack tells the element type."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x
+        self.__dlpack__, self.__dlpack_device__ = x.__dlpack__, x.__dlpack_device__
+
+    def __len__(self) -> int:
+        return self.x.size
+
+
+class Count:
+    """A number that only tells its value as an index."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __index__(self) -> int:
+        return self.n
+
+
+def check_numbers_and_libraries_of_other_kinds(comm: MPI.Intracomm) -> None:
+    """Rank 0 describes its messages in the least usual ways."""
+    own, first, p = counting(comm), comm.rank == 0, comm.size
+    x, out = values(comm, N * p, np.float32), np.zeros(N * p, np.float32)
+    expected = sums(comm, N * p, np.float32).real
+    for sent in (Bare(x), [x, Count(x.size), MPI.FLOAT], [x, np.int16(x.size), MPI.FLOAT], [Bare(x), x.size]):
+        out[:] = 0
+        own.Allreduce(sent if first else x, out)
+        assert compressed(own, "Allreduce") == int(p > 1)
+        near(out, expected)
+    mine = expected[comm.rank * N :][:N]
+    for counts in ([Count(N)] * p, np.full(p, N, np.int16), [np.array(N)] * p, (N,) * p):
+        own.Reduce_scatter(x, out[:N], counts if first else [N] * p)
+        assert compressed(own, "Reduce_scatter") == int(p > 1)
+        near(out[:N], mine)
+    least = compcoll.Intracomm(comm, codec="zfp", rate=16, min_bytes=0)
+    nothing = np.empty(0, np.float32)
+    least.Allreduce([None, 0, MPI.FLOAT] if first else nothing, [None, 0, MPI.FLOAT] if first else nothing)
+
+
 def check_memory_in_other_orders_and_kinds(comm: MPI.Intracomm) -> None:
     own = counting(comm)
     z = np.asfortranarray(values(comm, N, np.complex128).reshape(20, -1))

@@ -19,6 +19,14 @@ BOUNDS = {"zfp": 0.3, "minmax": 0.1, "cast": 0.01, "none": 1e-5}
 """Of the result, relative to the largest magnitude of the sum."""
 
 
+class Bare:
+    """An array on a GPU that tells no more than its memory."""
+
+    def __init__(self, x: cupy.ndarray) -> None:
+        self.__cuda_array_interface__ = x.__cuda_array_interface__
+        self.x = x
+
+
 def same_bits(comm: MPI.Intracomm, result: np.ndarray) -> None:
     assert len(set(comm.allgather(hashlib.sha256(result.tobytes()).digest()))) == 1
 
@@ -72,8 +80,14 @@ def main() -> None:
     own, total = compcoll.Intracomm(comm, codec="cast", min_bytes=1), cupy.empty_like(x)
     own.Allreduce(x, total)
     np.testing.assert_allclose(cupy.asnumpy(total), everybody.sum(0), rtol=1e-2)
+    total[:] = 0
     own.Iallreduce(x, total).Wait()
     np.testing.assert_allclose(cupy.asnumpy(total), everybody.sum(0), rtol=1e-2)
+    for on_gpu in (True, comm.rank % 2 == 0):  # also if only some ranks have their arrays on a GPU
+        given, received = (x, total) if on_gpu else (cupy.asnumpy(x), cupy.asnumpy(total))
+        received[:] = 0
+        own.Allreduce(Bare(given) if on_gpu else given, received)
+        np.testing.assert_allclose(received.tolist(), everybody.sum(0), rtol=1e-2)
 
     requests = [compcoll.iallreduce(x * i, codec="minmax", algorithm="ring") for i in range(5)]
     for i, request in enumerate(requests):
