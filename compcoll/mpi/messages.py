@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -12,8 +13,8 @@ import numpy.typing as npt
 from numpy import ndarray
 
 from ..dtypes import DTYPES
-from ..gpu.discovery import as_cupy
-from ..host.foreign import as_numpy, gpu_memory
+from ..gpu.discovery import as_cupy, gpus
+from ..host.foreign import gpu_memory
 from ..transports.library import MPI
 
 Array = npt.NDArray[Any]
@@ -209,11 +210,13 @@ def _parts(spec: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
 def _array(data: Any, datatype: MPI.Datatype | str | None) -> tuple[Any, np.dtype[Any] | None, int]:
     """Return the array of a message's data, its element type (None if no codec takes it) and bytes of an element."""
     if gpu_memory(data):
+        if not _has_gpus():
+            raise TypeError
         array = as_cupy(data)
     elif isinstance(data, ndarray):  # a matrix or a masked array is sent like its data
         array = data.view(ndarray)
     else:
-        array = as_numpy(data, "data")
+        array = _viewed(data)
     if not array.flags.forc:
         raise TypeError
     if datatype is None:
@@ -223,6 +226,26 @@ def _array(data: Any, datatype: MPI.Datatype | str | None) -> tuple[Any, np.dtyp
         datatype = MPI.Datatype.fromcode(datatype)
     found, extent = _OF_MPI.get(datatype.typechar), datatype.extent
     return array, None if found is None or found.itemsize != extent else found, extent
+
+
+def _viewed(data: Any) -> Array:
+    """View memory of the host as an array: of bytes if it is read by DLPack and does not tell its element type."""
+    if not hasattr(data, "__dlpack__"):
+        return np.asarray(memoryview(data))
+    try:
+        memory = np.asarray(MPI.buffer.frombuffer(data))
+    except BufferError:
+        memory = np.asarray(MPI.buffer.frombuffer(data, readonly=True))
+    dtype = getattr(data, "dtype", "uint8")
+    try:
+        return memory.view(dtype)
+    except TypeError:  # another library's
+        return memory.view(str(dtype).rpartition(".")[2])
+
+
+@cache
+def _has_gpus() -> bool:
+    return bool(gpus()[0])
 
 
 def _flat(array: Any, dtype: np.dtype[Any]) -> Any:

@@ -286,10 +286,10 @@ def check_ranks_that_describe_a_message_differently(comm: MPI.Intracomm) -> None
 
 
 class Bare:
-    """An array of which only DLPack tells the element type."""
+    """An array of another library, whose element types are classes."""
 
     def __init__(self, x: np.ndarray) -> None:
-        self.x = x
+        self.x, self.dtype = x, x.dtype.type
         self.__dlpack__, self.__dlpack_device__ = x.__dlpack__, x.__dlpack_device__
 
     def __len__(self) -> int:
