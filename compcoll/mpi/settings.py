@@ -112,9 +112,10 @@ class Settings:
         if option is None and self.min_bytes is not None and plan.setting.world.size > 1:
             allowed = [each for each in coded if not each.refused] or [each._replace(refused="") for each in coded]
             option = choose.best(allowed, tolerant=plan.call.tolerance is not None) if allowed else None
+            if option is not None:  # raise an error if the codec cannot run the call at all
+                explain(codec=option.codec, algorithm=option.algorithm)
         if option is None or option.codec is None:
             return None
-        explain(codec=option.codec, algorithm=option.algorithm)  # raises an error if the codec cannot run the call
         ratio = 1.0
         if option.codec.fixed_size:
             ratio = choose.format_on_wire(option.algorithm, option.codec, plan.call, plan.setting).ratio
