@@ -13,7 +13,7 @@ from .execute.engine import Request
 from .execute.persistent import PersistentRequest
 from .feedback import ErrorFeedback
 from .transports.library import MPI
-from .transports.mpi import MPITransport, check_usable
+from .transports.mpi import MPITransport, check_running, check_usable
 
 
 def _give_back(owner: MPI.Comm, key: int, kept: Communicator) -> None:
@@ -26,6 +26,7 @@ def _give_back(owner: MPI.Comm, key: int, kept: Communicator) -> None:
 @cache
 def _keyval() -> int:
     """Return the key of the attribute of an MPI communicator that holds its `Communicator`."""
+    check_running()  # before MPI.Init, Open MPI would end the process
     return MPI.Comm.Create_keyval(delete_fn=_give_back)
 
 

@@ -229,12 +229,12 @@ class Intracomm(MPI.Intracomm):
 
         The first call creates the `Communicator`, collectively.
         """
-        x = call.x
-        key = (call.collective, x.size, x.dtype, call.root, threaded)
-        if key in self._choices:
-            return self._choices[key]
         if not 0 <= call.root < self.size:
             return None  # MPI refuses it
+        x = call.x
+        key = (call.collective, x.size, x.dtype, threaded)  # without the root, on which no cost depends
+        if key in self._choices:
+            return self._choices[key]
         if self._communicator is None:
             self._communicator = api.get_communicator(self)
         if len(self._choices) >= _MOST_KNOWN:

@@ -130,18 +130,28 @@ def _end_all_in_time() -> None:
 
 
 def check_usable(comm: MPI.Comm) -> None:
-    """Check that a `Communicator` can be made of an MPI communicator.
+    """Check that communicators can still be used, and that a `Communicator` can be made of this one.
 
     Raises
     ------
     InvalidArgument
         If it is no intracommunicator, or null.
     CommunicatorBroken
-        If MPI is not running, or compcoll's communicators were ended.
+        If compcoll's communicators were ended.
     """
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
     lifetime.check_alive()
+
+
+def check_running() -> None:
+    """Check that MPI was initialized and not finalized.
+
+    Raises
+    ------
+    CommunicatorBroken
+        If not.
+    """
     if MPI.Is_finalized() or not MPI.Is_initialized():
         raise CommunicatorBroken("MPI was finalized, or not initialized by MPI.Init")
 
@@ -175,6 +185,7 @@ class MPITransport(Construction):
         comm = MPI.COMM_WORLD if comm is None else comm
         check_usable(comm)
         check_process()
+        check_running()
         _end_all_in_time()
         end_job_with_uncaught_errors()
         warn_if_alone()

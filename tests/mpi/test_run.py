@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,27 +105,3 @@ def test_table() -> None:
     }
     totals.compressed("Reduce", 1, 0, None, 0.0, 0.0)
     assert rows(totals.table(""))["Reduce"][4] == rows(totals.table(""))["all"][4] == "unknown"
-
-
-WITHOUT_INIT = """
-import mpi4py
-mpi4py.rc.initialize = False
-import compcoll
-import numpy as np
-from mpi4py import MPI
-comm = compcoll.Intracomm(MPI.Intracomm())
-try:
-    compcoll.Intracomm(comm, codec="int8")
-except compcoll.errors.InvalidArgument as error:
-    print(error)
-try:
-    compcoll.allreduce(np.zeros(4))
-except compcoll.errors.CommunicatorBroken as error:
-    print(error)
-"""
-
-
-def test_mpi_has_to_be_initialized() -> None:
-    ran = subprocess.run([sys.executable, "-c", WITHOUT_INIT], capture_output=True, text=True, timeout=60)
-    first, second = ran.stdout.splitlines() or [ran.stderr, ""]
-    assert "sessions are not supported" in first and "not initialized" in second
