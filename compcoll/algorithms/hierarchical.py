@@ -4,16 +4,20 @@ The ranks of a node send their values to the node's first rank, its leader, whic
 by direct. Each leader then sends the result to its node. Bytes between nodes and encodings of a value are those of
 direct with as many ranks as there are nodes.
 
+With a homomorphic codec, values travel to the leader encoded, and sums stay encoded up to the result.
+
 ByteGrad in Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..layout import Segment
-from ..pending import Steps
-from ..transports.base import Group
+from ..pending import Pending, Steps
+from ..transports.base import Group, Wire
 from . import direct
 from .costs import Costs
 from .direct import DIRECT
@@ -26,26 +30,63 @@ def allreduce(job: Job) -> Steps:
     assert job.cut is not None
     members = _members(job)
     leader, others = members[0], members[1:]
-    segments = [segment for chunk in job.chunks for segment in chunk]
-    inside = job.uncompressed()
-    if job.group.rank != leader:
-        yield from _member(inside, segments, leader)
-        return
-    inboxes = [Inbox(job.group, member, inside.wires(segments)) for member in others]
-    for segment in segments:
-        arrived = yield from receive_each(inboxes)
-        yield inside.decode(segment, arrived, own=True)
     first: dict[int, int] = {}
     for rank, node in enumerate(job.group.transport.nodes):
         first.setdefault(node, rank)
     leaders = list(first.values())
+    encoded, inside = job.coders.homomorphic, job.uncompressed()
+    between = job.cut(len(leaders))
+    segments = [segment for chunk in (between if encoded else job.chunks) for segment in chunk]
+    arriving = job if encoded else inside
+    if job.group.rank != leader:
+        yield from _member(arriving, inside, segments, leader)
+        return
+    inboxes = [Inbox(job.group, member, arriving.wires(segments)) for member in others]
+    sums: dict[Segment, Wire] = {}
+    for segment in segments:
+        arrived = yield from receive_each(inboxes)
+        if encoded:
+            sums[segment] = job.wire(segment)
+            yield job.encode(segment, sums[segment], arrived)
+        else:
+            yield inside.decode(segment, arrived, own=True)
     if len(leaders) > 1:
         group = Group(job.group.transport, job.group.tag + 2, leaders)
-        sums = job.in_place(group=group, chunks=job.cut(len(leaders)))
-        yield from direct.allreduce(sums)
+        changes: dict[str, Any] = {"group": group, "chunks": between}
+        yield from direct.allreduce(
+            _EncodedJob(**vars(job) | changes, encoded=sums) if encoded else job.in_place(**changes)
+        )
+    elif encoded:
+        for segment, wire in sums.items():
+            yield job.decode(segment, [wire])
     if others:
         sends = yield from inside.in_place().send(segments, others)
         yield from sends
+
+
+@dataclass
+class _EncodedJob(Job):
+    """A job for a later phase whose values are wires.
+
+    Attributes
+    ----------
+    encoded : mapping of Segment to Wire
+        This rank's values.
+    """
+
+    encoded: Mapping[Segment, Wire] = field(default_factory=dict)
+
+    def encode(
+        self, segment: Segment, wire: Wire, terms: Sequence[Wire] = (), *, own: bool = True, **how: Any
+    ) -> Pending | None:
+        """Encode a segment: this rank's wire (if ``own``) plus the ``terms``."""
+        values = (self.encoded[segment],) if own else ()
+        return super().encode(segment, wire, (*values, *terms), own=False, **how)
+
+    def decode(self, segment: Segment, terms: Sequence[Wire], *, own: bool = False) -> Pending | None:
+        """Store the sum of the decoded ``terms``, plus this rank's wire if ``own``, in ``out``."""
+        values = (self.encoded[segment],) if own else ()
+        return super().decode(segment, (*values, *terms))
 
 
 def sharded(job: Job) -> Steps:
@@ -77,14 +118,14 @@ def _members(job: Job) -> list[int]:
     return [rank for rank, node in enumerate(nodes) if node == nodes[job.group.rank]]
 
 
-def _member(job: Job, segments: list[Segment], leader: int) -> Steps:
-    """Send this rank's values to the leader and receive the result."""
-    arriving = Inbox(job.group, leader, job.wires(segments))
+def _member(job: Job, result: Job, segments: list[Segment], leader: int) -> Steps:
+    """Send this rank's values to the leader, and receive the result as another job encodes it."""
+    arriving = Inbox(job.group, leader, result.wires(segments))
     sends = yield from job.send(segments, [leader])
     yield from sends
     for segment in segments:
         wire = yield from arriving.receive()
-        yield job.decode(segment, [wire])
+        yield result.decode(segment, [wire])
 
 
 def _cost(c: Costs, collective: str) -> float:

@@ -16,6 +16,7 @@ from .numpy_codec import NumpyCodec as NumpyCodec
 from .onebit import OneBit as OneBit
 from .qsgd import QSGD as QSGD
 from .qsgd import TernGrad as TernGrad
+from .szp import SZP as SZP
 from .zfp import ZFP as ZFP
 
 _IMPORTED = [value for value in tuple(vars().values()) if isinstance(value, type) and issubclass(value, Codec)]

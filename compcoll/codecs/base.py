@@ -73,10 +73,13 @@ class Coders(NamedTuple):
         The codec's coder.
     raw : Coder
         Sends values uncompressed, for algorithms that do so inside nodes.
+    homomorphic : bool
+        As of the codec.
     """
 
     coder: Coder
     raw: Coder
+    homomorphic: bool = False
 
     def uncompressed(self) -> Coders:
         """Return the coders that compress nothing."""
@@ -96,6 +99,9 @@ class Device(Protocol):
 
     def votes(self, ranks: int, block: int, dtype: str) -> IntegerQuantizer:
         """Return a quantizer that sends signs, in bit fields that can count up to ``ranks`` of them."""
+
+    def szp(self, dtype: str, tolerance: float | None, relative: float | None, ranks: int) -> Coder:
+        """Return a coder of multiples of a step; see `compcoll.host.szp.SzpCoder`."""
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> Coder:
         """Bind a kernel to an element type.
@@ -194,6 +200,10 @@ class Codec(ABC):
         Whether the length of a wire depends only on the number of values.
     additive : bool
         Whether `allreduce` adds wires without decoding them.
+    homomorphic : bool
+        Whether wires are added exactly, so that partial sums should travel encoded even where others travel raw.
+    needs_largest : bool
+        Whether ranks whose values are added must agree on their largest magnitude first; see `for_largest`.
     stochastic : bool
         Whether the codec rounds at random, without bias.
     signs : bool
@@ -216,6 +226,8 @@ class Codec(ABC):
     block: int = 1
     fixed_size: bool = True
     additive: bool = False
+    homomorphic: bool = False
+    needs_largest: bool = False
     stochastic: bool = False
     signs: bool = False
     conserves: str = "exact"
@@ -231,6 +243,14 @@ class Codec(ABC):
         UnsupportedDType, InvalidArgument
             If the codec does not support that element type, or not with this configuration.
         """
+
+    def coder_of_sum(self, device: Device, dtype: str, ranks: int) -> Coder:
+        """Bind the codec for a sum over a number of ranks; like `coder`, unless its options bound the sum's error."""
+        return self.coder(device, dtype)
+
+    def for_largest(self, largest: float) -> Codec:
+        """Return the codec for values up to a magnitude: this one, unless it `needs_largest`."""
+        return self
 
     def quantizer(self, device: Device, dtype: str, ranks: int) -> IntegerQuantizer | None:
         """Bind an `additive` codec to a device, an element type and a number of ranks; return None for others."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+
+import numpy as np
 
 from ..algorithms import ALGORITHMS, additive, native, sparse
 from ..algorithms.gather import gather
@@ -22,13 +24,16 @@ from ..pending import Steps
 from ..plan import choose
 from ..plan.choose import COPY
 from ..plan.cost import Profile
-from ..plan.plan import Plan, make_plan, with_checksum
+from ..plan.plan import Plan, coders_of, make_plan, with_checksum
 from ..stats import UNKNOWN
 from ..transports.base import Group, LibraryConnection
 from ..transports.shared import Shared
 from .compiled_plan import Buffers, Run
 
 _COUNT = struct.Struct("<q")
+_LARGEST = np.dtype(np.float64)
+
+PlanSteps = Callable[[Plan, Buffers, Run], Steps]
 
 
 @dataclass(frozen=True)
@@ -88,13 +93,13 @@ class PlannedSteps:
         self._device = device
         self._ranks = ranks
         self._size = ranks.world.size
-        self._steps_of: dict[str, Callable[[Plan, Buffers, Run], Steps]] = {
-            "allreduce": self._allreduce,
-            "reduce_scatter": self._reduce_scatter,
+        self._steps_of: dict[str, PlanSteps] = {
+            "allreduce": partial(self._reduction, self._allreduce),
+            "reduce_scatter": partial(self._reduction, self._reduce_scatter),
             "allgather": self._allgather,
             "allgatherv": self._allgatherv,
             "bcast": self._bcast,
-            "reduce": self._reduce,
+            "reduce": partial(self._reduction, self._reduce),
             "gather": self._gather,
             "scatter": self._scatter,
             "alltoall": self._alltoall,
@@ -105,6 +110,20 @@ class PlannedSteps:
     def _native(self) -> LibraryConnection:
         assert self._ranks.native is not None  # else no plan uses them
         return self._ranks.native
+
+    def _reduction(self, steps: PlanSteps, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        """Run the steps of a reduction. If its codec needs it, the ranks first agree on their largest magnitude."""
+        if plan.codec is None or not plan.codec.needs_largest:
+            return steps(plan, buffers, run)
+        return self._for_largest(steps, plan, buffers, run)
+
+    def _for_largest(self, steps: PlanSteps, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        codec, largest = plan.codec, run.allocate(_LARGEST.itemsize).view(_LARGEST)
+        assert codec is not None
+        largest[:] = self._device.largest(buffers.x, plan.call.dtype)
+        yield from self._add_numbers(run, plan.lengths.segment, "recursive_doubling", 0, largest, "max")
+        coders = coders_of(codec.for_largest(float(largest[0]) * plan.scale), plan.call, plan.setting)
+        yield from steps(replace(plan, coders=coders), buffers, run)
 
     def _allreduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         if plan.algorithm in choose.SPARSE:

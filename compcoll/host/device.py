@@ -20,6 +20,7 @@ from .encode_options import PLAIN, EncodeOptions
 from .foreign import remedy
 from .quantizer import Integers, NumberCoder, Votes
 from .selection import HostSelection
+from .szp import SzpCoder
 
 Array = npt.NDArray[Any]
 
@@ -114,6 +115,14 @@ class HostDevice:
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> HostCoder:
         coder = _host.Coder(*kernel, variant, seed, DTYPES[dtype].precision, self._set)
         return HostCoder(coder, self.threads)
+
+    def largest(self, x: Array, dtype: str) -> float:
+        """Return the largest finite magnitude of an array."""
+        values = load(x, dtype)
+        return float(self.selection(values.dtype.name).moments(values)[3])
+
+    def szp(self, dtype: str, tolerance: float | None, relative: float | None, ranks: int) -> SzpCoder:
+        return SzpCoder(dtype, self._set, tolerance, relative, ranks)
 
     def selection(self, dtype: str) -> HostSelection:
         """Return the kernels of sparsification for values in float32 or float64."""

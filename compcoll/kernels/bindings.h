@@ -12,5 +12,6 @@ void bind_mpi_reduction(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
 void bind_shared_sum(nanobind::module_& m);
 void bind_sparse(nanobind::module_& m);
+void bind_szp(nanobind::module_& m);
 
 }  // namespace compcoll

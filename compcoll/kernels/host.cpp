@@ -48,6 +48,7 @@ NB_MODULE(_host, m) {
     bind_collective(m);
     bind_shared_sum(m);
     bind_sparse(m);
+    bind_szp(m);
     bind_integer_quantizer(m);
     bind_host_coder(m);
     bind_low_rank(m);

@@ -6,6 +6,7 @@
 #include "integer_quantizer_passes.h"
 #include "low_rank_passes.h"
 #include "sparse_passes.h"
+#include "szp_passes.h"
 #include "tile.h"
 
 namespace compcoll {
@@ -70,6 +71,11 @@ inline const LowRankPasses& low_rank_of(InstructionSet set) {
 
 inline const SparsePasses& sparse_of(InstructionSet set) {
     static const SparsePasses* const table[3] = COMPCOLL_SETS(sparse);
+    return *table[static_cast<int>(set)];
+}
+
+inline const SzpPasses& szp_of(InstructionSet set) {
+    static const SzpPasses* const table[3] = COMPCOLL_SETS(szp);
     return *table[static_cast<int>(set)];
 }
 

@@ -120,6 +120,19 @@ def with_checksum(coder: Coder, device: HostDevice) -> Coder:
     return coder.checked() if isinstance(coder, SparseCoder) else CheckedCoder(coder, device)
 
 
+def coders_of(codec: Codec | None, call: Call, setting: Setting) -> Coders:
+    """Return the coders of a call that uses a codec, or none."""
+    device, known = setting.device, call.dtype in DTYPES
+    raw: Coder = uncompressed(device, call.dtype) if known else NumberCoder(np.dtype(call.dtype), "sum")
+    coder = raw
+    if codec is not None:
+        ranks = 1 if call.op == NO_REDUCTION else setting.world.size
+        coder = codec.coder_of_sum(device, call.dtype, ranks)
+    if call.checksum:
+        coder, raw = with_checksum(coder, device), with_checksum(raw, device)
+    return Coders(coder, raw, codec is not None and codec.homomorphic)
+
+
 def make_plan(call: Call, setting: Setting) -> Plan:
     """Decide how a call runs. Collectives and `explain` share this decision.
 
@@ -136,22 +149,16 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     choose.check(call.collective, call.algorithm)
     _check_operation(call)
     algorithm, codec, unblocked = _chosen(call, setting)
-    device, world = setting.device, setting.world
+    world = setting.world
     quantizer = choose.quantizer_of(codec, call, setting)
     _check_choice(call, setting, algorithm, codec, quantizer)
     coders, block, ratio = None, 1, 1.0
     if algorithm not in (choose.NATIVE, *choose.RESTRICTED) or (codec is not None and not quantizer):
-        known = call.dtype in DTYPES
-        raw: Coder = uncompressed(device, call.dtype) if known else NumberCoder(np.dtype(call.dtype), "sum")
-        coder = raw
+        coders = coders_of(None if quantizer else codec, call, setting)
         if codec is not None and not quantizer:
-            coder = codec.coder(device, call.dtype)
-            ratio = 8 * call.itemsize / bits_of(coder)
+            ratio = 8 * call.itemsize / bits_of(coders.coder)
         if codec is not None:
             block = codec.block
-        if call.checksum:
-            coder, raw = with_checksum(coder, device), with_checksum(raw, device)
-        coders = Coders(coder, raw)
     segment = max(choose.segment(codec, ratio, call, setting) // call.itemsize, 1)
     detail = _detail(algorithm, coders, segment)
     instead = None
@@ -161,7 +168,7 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     signature = Signature(_line(call, detail, codec))
     if world.size == 1 and algorithm not in choose.SPARSE and (quantizer is None or quantizer.is_sum):
         algorithm, codec = choose.COPY, None
-    elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and quantizer is None:
+    elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and coders is not None and not coders.homomorphic:
         codec = None  # nothing is compressed inside a node
     if instead is not None:
         instead = replace(instead, call=call, signature=signature)

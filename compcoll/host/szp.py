@@ -1,0 +1,139 @@
+"""The szp codec on host memory: values as integers on the wire, which are added without decoding them to floats."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtypes import DTYPES, computed_on
+from ..errors import WireCorrupted
+from ..kernels import _host
+from .arrays import load, store
+from .encode_options import PLAIN, EncodeOptions
+from .selection import HostSelection
+
+Array = npt.NDArray[Any]
+
+_STEP = np.dtype("<f8")
+# A little less than 1: room for the rounding of products, so that errors stay within the tolerance.
+_SLACK = 1 - 2.0**-19
+# Bits of a step. Few, so that multiples of it are exact.
+_STEP_BITS = 12
+_SMALLEST_STEP, _LARGEST_STEP = 2.0**-1000, 2.0**1000
+# Sums of integers stay below this.
+_MOST = 2**30
+
+
+class SzpCoder:
+    """Encodes values as multiples of a step; implements `compcoll.codecs.base.Coder`.
+
+    Parameters
+    ----------
+    dtype : str
+        Element type.
+    instruction_set : int
+        Index of one of the device's instruction sets.
+    tolerance : float or None
+        Largest error of a sum.
+    relative : float or None
+        Without ``tolerance``: the same, as a part of the largest magnitude of the encoded array.
+    ranks : int
+        Number of ranks whose arrays are added. Each may use the same part of the tolerance.
+    """
+
+    fixed_size = False
+    knows_decoded = False
+
+    def __init__(
+        self, dtype: str, instruction_set: int, tolerance: float | None, relative: float | None, ranks: int
+    ) -> None:
+        self._dtype, self._ranks, self._relative = dtype, ranks, relative
+        self._step = None if tolerance is None else self._step_of(tolerance)
+        self._computed = computed_on(dtype).numpy
+        wide = dtype == "float64"
+        self._kernels = (_host.Szp64 if wide else _host.Szp32)(instruction_set)
+        self._selection = HostSelection(wide, instruction_set)
+        self.wire_nbytes = self._kernels.wire_nbytes
+
+    def encode(self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, how: EncodeOptions = PLAIN) -> int:
+        values, scale = None if add is None else load(add, self._dtype), how.scale
+        if how.residual is not None and values is not None:
+            values, scale = values * self._computed.type(scale), 1.0
+            if how.feed:
+                values += how.residual
+        length = self._encode(n, values, scale, wires, wire)
+        if how.residual is not None and values is not None:
+            self._keep_loss(values, wires, how)
+        if how.decoded is not None:
+            self.decode(n, None, (wire[:length],), how.decoded)
+        return length
+
+    def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
+        values = None if add is None else load(add, self._dtype)
+        got = out if out.dtype == self._computed else np.empty(n, self._computed)
+        step, limit = self._scales(values, scale, wires)
+        try:
+            self._kernels.decode(n, values, scale, wires, step, limit, got)
+        except ValueError as error:
+            raise _corrupted(n, wires, error) from None
+        if got is not out:
+            store(got, out, self._dtype)
+
+    def _encode(self, n: int, values: Array | None, scale: float, wires: Sequence[Array], wire: Array) -> int:
+        step, limit = self._scales(values, scale, wires)
+        try:
+            length: int = self._kernels.encode(n, values, scale, wires, step, limit, wire)
+        except ValueError as error:
+            raise _corrupted(n, wires, error) from None
+        uncompressed = n * DTYPES[self._dtype].itemsize
+        if length >= uncompressed > _STEP.itemsize * 512 and values is not None and np.isfinite(values).all():
+            warnings.warn(
+                f"szp saves nothing: with multiples of {step:.3g}, {n} values of {self._dtype} take {length} bytes "
+                f"instead of {uncompressed}. Use a larger tolerance=, or codec=None",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return length
+
+    def _keep_loss(self, values: Array, wires: Sequence[Array], how: EncodeOptions) -> None:
+        """Store what rounding this rank's values loses; sums of integers lose nothing."""
+        step, limit = self._scales(values, 1.0, wires)
+        own = np.empty(self.wire_nbytes(values.size), np.uint8)
+        got = np.empty_like(values)
+        length = self._kernels.encode(values.size, values, 1.0, (), step, limit, own)
+        self._kernels.decode(values.size, None, 1.0, (own[:length],), step, limit, got)
+        with np.errstate(invalid="ignore"):
+            loss = (values - got) * self._computed.type(how.residual_scale)
+        loss[~np.isfinite(loss)] = 0
+        how.residual[:] = loss if how.feed else how.residual + loss
+
+    def _step_of(self, tolerance: float) -> float:
+        """Return the step: two parts of the tolerance or a little less."""
+        mantissa, exponent = math.frexp(min(tolerance, _LARGEST_STEP) * 2 / self._ranks * _SLACK)
+        return max(math.ldexp(math.floor(mantissa * 2**_STEP_BITS), exponent - _STEP_BITS), _SMALLEST_STEP)
+
+    def _scales(self, values: Array | None, scale: float, wires: Sequence[Array]) -> tuple[float, float]:
+        """Return the step, and the largest magnitude of this rank's values that integers can represent."""
+        step = self._step
+        if step is None and wires:
+            step = _step_on(wires[0])
+        if step is None:
+            assert values is not None and self._relative is not None
+            step = self._step_of(self._relative * float(self._selection.moments(values)[3]) * abs(scale))
+        if step == _SMALLEST_STEP:  # the tolerance may be even smaller
+            return step, 0.0
+        return step, min(step / abs(scale) * (_MOST // self._ranks - 1), float(np.finfo(self._computed).max))
+
+
+def _step_on(wire: Array) -> float:
+    return float(wire[: _STEP.itemsize].view(_STEP)[0]) if wire.size >= _STEP.itemsize else 0.0
+
+
+def _corrupted(n: int, wires: Sequence[Array], error: ValueError) -> WireCorrupted:
+    lengths = " and ".join(str(wire.size) for wire in wires)
+    return WireCorrupted(f"an szp wire of {n} values, of {lengths} bytes: {error}")
