@@ -48,7 +48,7 @@ def of_blocks(bound: ErrorBound, values: Array) -> Array:
 
 def spread_out(bound: ErrorBound, of_blocks: Array, length: int) -> Array:
     """Return the error bound of each element from the result of `of_blocks`."""
-    return np.repeat(of_blocks + bound.absolute, bound.block, axis=-1)[..., :length]
+    return np.repeat(of_blocks + bound.absolute, min(bound.block, length), axis=-1)[..., :length]
 
 
 def bound_of(codec: Codec | None, dtype: str, ranks: int = 1) -> ErrorBound:

@@ -15,6 +15,7 @@ from algorithms.references import reference
 from fakes.loopback import exact_sum, normals
 
 from compcoll import (
+    SZP,
     ZFP,
     Cast,
     Codec,
@@ -269,6 +270,10 @@ def error_bound(case: Case, inputs: list[np.ndarray], hops: int) -> float:
         lossy = size * 0.5001 * largest / codec.levels(size) if size > 1 else 0.0
     elif is_vote(codec):
         lossy = 0.0
+    elif isinstance(codec, SZP):  # whatever the ranks and the way
+        greatest = max(np.abs(x.astype(np.float64)).max(initial=0.0) for x in inputs)
+        scale = 1 / size if case.op == "mean" else 1
+        lossy = codec.tolerance or codec.relative * greatest * scale
     elif isinstance(codec, ZFP) and codec.tolerance is not None:
         # Absolute errors do not shrink with the ranks' shares of the sum: they add up over ranks, not over hops.
         lossy = 2 * size * codec.tolerance if hops else 0.0

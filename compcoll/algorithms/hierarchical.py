@@ -34,7 +34,7 @@ def allreduce(job: Job) -> Steps:
     for rank, node in enumerate(job.group.transport.nodes):
         first.setdefault(node, rank)
     leaders = list(first.values())
-    encoded, inside = job.coders.homomorphic, job.uncompressed()
+    encoded, inside = job.homomorphic, job.uncompressed()
     between = job.cut(len(leaders))
     segments = [segment for chunk in (between if encoded else job.chunks) for segment in chunk]
     arriving = job if encoded else inside

@@ -109,6 +109,8 @@ class Job:
         block, so boundaries of different cuts need not coincide.
     arriving : sequence of Chunk or None
         In an alltoallv, the chunks of the result: chunk r comes from rank r, and ``chunks`` are those of ``x``.
+    homomorphic : bool
+        As of the codec.
     """
 
     group: Group
@@ -120,6 +122,7 @@ class Job:
     timeline: Timeline | None = None
     cut: Callable[[int], tuple[Chunk, ...]] | None = None
     arriving: Sequence[Chunk] | None = None
+    homomorphic: bool = False
 
     def uncompressed(self) -> Job:
         """Return the same job without compression, and so without a residual."""

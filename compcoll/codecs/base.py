@@ -73,13 +73,10 @@ class Coders(NamedTuple):
         The codec's coder.
     raw : Coder
         Sends values uncompressed, for algorithms that do so inside nodes.
-    homomorphic : bool
-        As of the codec.
     """
 
     coder: Coder
     raw: Coder
-    homomorphic: bool = False
 
     def uncompressed(self) -> Coders:
         """Return the coders that compress nothing."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import config
-from ..codecs.base import Array, Coders
+from ..codecs.base import Array, Codec, Coders
 from ..codecs.cast import uncompressed
 from ..codecs.sparse.sparsifier import SparseCoder, SparseSum, Sparsifier
 from ..dtypes import DTYPES, HALVES, numpy_dtype
@@ -33,7 +33,7 @@ from ..gpu.watchdog import NCCLBase
 from ..kernels._host import PiggybackReduction
 from ..pending import Steps
 from ..plan import choose
-from ..plan.call import Call
+from ..plan.call import NO_REDUCTION, Call
 from ..plan.choose import COPY
 from ..plan.plan import Plan, with_checksum
 from ..stats import UNKNOWN
@@ -204,12 +204,18 @@ class DeviceCollectives(Collectives):
         if dtype not in DTYPES:
             return None
         raw = uncompressed(self._here, dtype)
-        coder = raw if plan.codec is None else plan.codec.coder(self._here, dtype)
+        ranks = 1 if plan.call.op == NO_REDUCTION else self._size
+        coder = raw if plan.codec is None else plan.codec.coder_of_sum(self._here, dtype, ranks)
         if not self._here.owns(coder):
             return None
         if self._ranks.checksum:
             raw, coder = with_checksum(raw, self._device), with_checksum(coder, self._device)
         return replace(plan, coders=Coders(coder, raw))
+
+    def _with_codec(self, plan: Plan, codec: Codec) -> Plan:
+        bound = self._on_device(replace(plan, codec=codec), plan.call.dtype)
+        assert bound is not None
+        return bound
 
     def prepare_feedback(self, feedback: ErrorFeedback, x: Array) -> None:
         # Freed memory is reused in the order of the stream that is current at its allocation.

@@ -122,8 +122,11 @@ class PlannedSteps:
         assert codec is not None
         largest[:] = self._device.largest(buffers.x, plan.call.dtype)
         yield from self._add_numbers(run, plan.lengths.segment, "recursive_doubling", 0, largest, "max")
-        coders = coders_of(codec.for_largest(float(largest[0]) * plan.scale), plan.call, plan.setting)
-        yield from steps(replace(plan, coders=coders), buffers, run)
+        yield from steps(self._with_codec(plan, codec.for_largest(float(largest[0]) * plan.scale)), buffers, run)
+
+    def _with_codec(self, plan: Plan, codec: Codec) -> Plan:
+        """Return the plan with another codec's coders."""
+        return replace(plan, coders=coders_of(codec, plan.call, plan.setting))
 
     def _allreduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         if plan.algorithm in choose.SPARSE:
@@ -339,7 +342,9 @@ class PlannedSteps:
             residual=None if buffers.residual is None else Window(buffers.residual),
             rng_counter=run.number % 2**32 << 32 | self._ranks.rank,
         )
-        return Job(run.group, plan.coders, operands, chunks, run.allocate, run.stats, run.timeline)
+        job = Job(run.group, plan.coders, operands, chunks, run.allocate, run.stats, run.timeline)
+        job.homomorphic = plan.homomorphic
+        return job
 
 
 def _nothing() -> Steps:

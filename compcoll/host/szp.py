@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -24,7 +25,8 @@ _STEP = np.dtype("<f8")
 _SLACK = 1 - 2.0**-19
 # Bits of a step. Few, so that multiples of it are exact.
 _STEP_BITS = 12
-_SMALLEST_STEP, _LARGEST_STEP = 2.0**-1000, 2.0**1000
+_SMALLEST_STEP = 2.0**-1000
+_WORTH_A_WARNING = 8192  # bytes
 # Sums of integers stay below this.
 _MOST = 2**30
 
@@ -53,6 +55,7 @@ class SzpCoder:
         self, dtype: str, instruction_set: int, tolerance: float | None, relative: float | None, ranks: int
     ) -> None:
         self._dtype, self._ranks, self._relative = dtype, ranks, relative
+        self._largest = float(ml_dtypes.finfo(DTYPES[dtype].numpy).max)
         self._step = None if tolerance is None else self._step_of(tolerance)
         self._computed = computed_on(dtype).numpy
         wide = dtype == "float64"
@@ -90,11 +93,11 @@ class SzpCoder:
             length: int = self._kernels.encode(n, values, scale, wires, step, limit, wire)
         except ValueError as error:
             raise _corrupted(n, wires, error) from None
-        uncompressed = n * DTYPES[self._dtype].itemsize
-        if length >= uncompressed > _STEP.itemsize * 512 and values is not None and np.isfinite(values).all():
+        saves = length < n * DTYPES[self._dtype].itemsize
+        if not saves and wire.nbytes >= _WORTH_A_WARNING and values is not None and np.isfinite(values).all():
             warnings.warn(
-                f"szp saves nothing: with multiples of {step:.3g}, {n} values of {self._dtype} take {length} bytes "
-                f"instead of {uncompressed}. Use a larger tolerance=, or codec=None",
+                f"szp saves nothing on some arrays of {self._dtype}: the tolerance is too small for their values. Use a "
+                "larger one, or codec=None",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -113,8 +116,9 @@ class SzpCoder:
         how.residual[:] = loss if how.feed else how.residual + loss
 
     def _step_of(self, tolerance: float) -> float:
-        """Return the step: two parts of the tolerance or a little less."""
-        mantissa, exponent = math.frexp(min(tolerance, _LARGEST_STEP) * 2 / self._ranks * _SLACK)
+        """Return the step: two parts of the tolerance or a little less, far below the largest value of the type."""
+        wanted = min(tolerance / self._ranks, self._largest / 32) * 2 * _SLACK
+        mantissa, exponent = math.frexp(wanted)
         return max(math.ldexp(math.floor(mantissa * 2**_STEP_BITS), exponent - _STEP_BITS), _SMALLEST_STEP)
 
     def _scales(self, values: Array | None, scale: float, wires: Sequence[Array]) -> tuple[float, float]:
@@ -127,7 +131,9 @@ class SzpCoder:
             step = self._step_of(self._relative * float(self._selection.moments(values)[3]) * abs(scale))
         if step == _SMALLEST_STEP:  # the tolerance may be even smaller
             return step, 0.0
-        return step, min(step / abs(scale) * (_MOST // self._ranks - 1), float(np.finfo(self._computed).max))
+        # Rounding must not lead beyond the largest value.
+        limit = min(step * (_MOST // self._ranks - 1), self._largest - step) / abs(scale)
+        return step, min(limit, float(np.finfo(self._computed).max))
 
 
 def _step_on(wire: Array) -> float:

@@ -63,6 +63,11 @@ class Plan:
         """The factor by which values are multiplied: 1/p for a mean over p ranks, else 1."""
         return 1.0 / self.setting.world.size if self.call.op == "mean" else 1.0
 
+    @property
+    def homomorphic(self) -> bool:
+        """Whether partial sums should stay encoded; see `compcoll.codecs.base.Codec`."""
+        return self.codec is not None and self.codec.homomorphic
+
     @cached_property
     def codec_text(self) -> str | None:
         """The codec's name in `Stats`."""
@@ -130,7 +135,7 @@ def coders_of(codec: Codec | None, call: Call, setting: Setting) -> Coders:
         coder = codec.coder_of_sum(device, call.dtype, ranks)
     if call.checksum:
         coder, raw = with_checksum(coder, device), with_checksum(raw, device)
-    return Coders(coder, raw, codec is not None and codec.homomorphic)
+    return Coders(coder, raw)
 
 
 def make_plan(call: Call, setting: Setting) -> Plan:
@@ -168,7 +173,7 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     signature = Signature(_line(call, detail, codec))
     if world.size == 1 and algorithm not in choose.SPARSE and (quantizer is None or quantizer.is_sum):
         algorithm, codec = choose.COPY, None
-    elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and coders is not None and not coders.homomorphic:
+    elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and not (quantizer or (codec and codec.homomorphic)):
         codec = None  # nothing is compressed inside a node
     if instead is not None:
         instead = replace(instead, call=call, signature=signature)

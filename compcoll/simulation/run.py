@@ -239,6 +239,7 @@ def _job(
         allocate=allocate,
         stats=Stats("allreduce", None, plan.algorithm, plan.call.nbytes),
         cut=partial(balanced_chunks, cut.n, lengths=plan.lengths),
+        homomorphic=plan.homomorphic,
     )
 
 

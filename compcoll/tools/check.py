@@ -302,8 +302,12 @@ def _residual(trial: Trial) -> Found:
 
 def _sums(trial: Trial) -> Found:
     x, y, z = (trial.normals(trial.n, seed) for seed in range(3))
+    if trial.codec.needs_largest:
+        trial = Trial(trial.codec.for_largest(float(max(np.abs(each).max() for each in (x, y, z)))), trial.dtype)
     wires = [trial.encode(y), trial.encode(z)]
     terms = [x.astype(np.float64) * 0.5, *(trial.decode(x.size, wire).astype(np.float64) for wire in wires)]
+    if trial.codec.homomorphic:  # the array is encoded, too
+        terms[0] = trial.decode(x.size, trial.encode(x, scale=0.5)).astype(np.float64)
     near = 4 * trial.rounding * float(sum(np.abs(term).max() for term in terms))
     for count in (1, 2):
         right = sum(terms[: 1 + count])
