@@ -43,6 +43,11 @@ class DType(NamedTuple):
         """The largest relative error of rounding to this type."""
         return 2.0**-self.precision
 
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return float(ml_dtypes.finfo(self.numpy).max)  # type: ignore[no-untyped-call]
+
 
 DTYPES = {
     dtype.name: dtype

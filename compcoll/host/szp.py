@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -55,7 +54,7 @@ class SzpCoder:
         self, dtype: str, instruction_set: int, tolerance: float | None, relative: float | None, ranks: int
     ) -> None:
         self._dtype, self._ranks, self._relative = dtype, ranks, relative
-        self._largest = float(ml_dtypes.finfo(DTYPES[dtype].numpy).max)
+        self._largest = DTYPES[dtype].largest
         self._step = None if tolerance is None else self._step_of(tolerance)
         self._computed = computed_on(dtype).numpy
         wide = dtype == "float64"
@@ -96,8 +95,8 @@ class SzpCoder:
         saves = length < n * DTYPES[self._dtype].itemsize
         if not saves and wire.nbytes >= _WORTH_A_WARNING and values is not None and np.isfinite(values).all():
             warnings.warn(
-                f"szp saves nothing on some arrays of {self._dtype}: the tolerance is too small for their values. Use a "
-                "larger one, or codec=None",
+                f"szp saves nothing on some arrays of {self._dtype}: the tolerance is too small for their values. Use "
+                "a larger one, or codec=None",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -133,7 +132,7 @@ class SzpCoder:
             return step, 0.0
         # Rounding must not lead beyond the largest value.
         limit = min(step * (_MOST // self._ranks - 1), self._largest - step) / abs(scale)
-        return step, min(limit, float(np.finfo(self._computed).max))
+        return step, min(limit, computed_on(self._dtype).largest)
 
 
 def _step_on(wire: Array) -> float:
