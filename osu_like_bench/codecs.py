@@ -1,11 +1,12 @@
 """Measure the throughput of codecs in one process, on the host or on a GPU, and compare it with copies and rivals.
 
 A record is one operation of one implementation: an instruction set of compcoll's kernels, ``cuda``, ``memcpy``, or a
-library of `RIVALS`. Operations are encode, decode, accumulate (decode and add), feedback (add the residual, encode,
-store the new residual) and, on GPUs, recode. Fields of a record: ``throughput`` is in 1e9 uncompressed bytes per
-second, by the median time; ``versus`` is this throughput divided by that of each other implementation; ``wrong`` is the
-number of decoded elements outside the codec's bound; ``copy_fraction`` is the bytes that the kernel moves per second,
-divided by those of a copy.
+library of `RIVALS`. Operations are encode, decode, accumulate (decode and add) and feedback (add the residual, encode,
+store the new residual). On GPUs, and for homomorphic codecs, there is recode (decode, add an array, encode); for the
+latter also add (of two wires). Fields of a record: ``throughput`` is in 1e9 uncompressed bytes per second, by the
+median time; ``versus`` is this throughput divided by that of each other implementation; ``wrong`` is the number of
+decoded elements outside the codec's bound; ``copy_fraction`` is the bytes that the kernel moves per second, divided by
+those of a copy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from compcoll.codecs import ALL, ZFP, Cast, Codec, MinMax
+from compcoll.codecs import ALL, SZP, ZFP, Cast, Codec, MinMax
 from compcoll.codecs.registry import get_codec, list_codecs
 from compcoll.dtypes import DTYPES
 from compcoll.host.device import HostDevice
@@ -105,25 +106,28 @@ def _copy(source: Any, arrays: Any) -> Implementation:
 def _kernels(codec: Codec, x: Array, device: Any, arrays: Any) -> Implementation:
     """Make compcoll's implementation on a device; ``arrays`` is the module NumPy or CuPy."""
     n, name = x.size, x.dtype.name
-    coder = codec.coder(device, name)
+    coder = codec.for_largest(_largest(x)).coder(device, name)
     stored = arrays.asarray(HostDevice.flat(x, name))
     decoded, sums, residual = arrays.empty_like(stored), stored.copy(), device.zeros_residual(n, name)
     buffer, again = (arrays.empty(coder.wire_nbytes(n), np.uint8) for _ in range(2))
     wire = buffer[: coder.encode(n, stored, (), buffer)]
     coder.decode(n, None, (wire,), decoded)
     operations: dict[str, Operation] = {
-        "encode": lambda: coder.encode(n, stored, (), buffer),
+        "encode": lambda: coder.encode(n, stored, (), again),
         "decode": lambda: coder.decode(n, None, (wire,), decoded),
         "accumulate": lambda: coder.decode(n, sums, (wire,), sums),
-        "feedback": lambda: coder.encode(n, stored, (), buffer, EncodeOptions(residual=residual)),
+        "feedback": lambda: coder.encode(n, stored, (), again, EncodeOptions(residual=residual)),
     }
     raw, short = stored.nbytes, wire.nbytes
     moved = {"encode": raw + short, "decode": short + raw, "accumulate": short + 2 * raw}
-    moved |= {"feedback": raw + short + 2 * residual.nbytes, "recode": raw + 2 * short}
+    moved |= {"feedback": raw + short + 2 * residual.nbytes, "recode": raw + 2 * short, "add": 3 * short}
+    if codec.homomorphic:
+        operations["add"] = lambda: coder.encode(n, None, (wire, wire), again)
+    if codec.homomorphic or arrays is not np:
+        operations["recode"] = lambda: coder.encode(n, stored, (wire,), again)
     if arrays is np:
         checked, values = n, decoded
     else:
-        operations["recode"] = lambda: coder.encode(n, stored, (wire,), again)
         checked, values = min(n, _CHECKED // codec.block * codec.block), arrays.asnumpy(decoded)
     found = quality(codec, x[:checked], values.view(x.dtype)[:checked], x.nbytes / wire.nbytes)
     return Implementation(operations, moved, found)
@@ -202,13 +206,26 @@ def _operations(encode: Operation, decode: Callable[[Any], Any], add: Callable[[
     return {"encode": encode, "decode": lambda: decode(wire), "accumulate": lambda: add(wire)}
 
 
+def _largest(x: Array) -> float:
+    return float(np.abs(x.astype(np.float64)).max(initial=0.0))
+
+
 def _zfpy(codec: ZFP, x: Array) -> Operations:
+    modes = {"rate": codec.rate, "tolerance": codec.tolerance, "precision": codec.precision}
+    return _by_zfpy({name: value for name, value in modes.items() if value is not None}, x)
+
+
+def _zfpy_as_szp(codec: SZP, x: Array) -> Operations:
+    tolerance = codec.for_largest(_largest(x)).tolerance
+    assert tolerance is not None
+    return _by_zfpy({"tolerance": tolerance}, x)
+
+
+def _by_zfpy(mode: Mapping[str, float], x: Array) -> Operations:
     if x.dtype not in (np.float32, np.float64):
         return {}
     import zfpy
 
-    modes = {"rate": codec.rate, "tolerance": codec.tolerance, "precision": codec.precision}
-    mode = {name: value for name, value in modes.items() if value is not None}
     element, sums = zfpy.dtype_to_ztype(x.dtype), x.copy()
 
     def decode(stream: bytes) -> Any:
@@ -281,7 +298,7 @@ def _torch_minmax(codec: MinMax, x: Array) -> Operations:
 
 
 RIVALS: Mapping[str, Mapping[str, Callable[[Any, Array], Operations]]] = {
-    "zfpy": {"zfp": _zfpy},
+    "zfpy": {"zfp": _zfpy, "szp": _zfpy_as_szp},
     "numpy": {"cast": _numpy_cast, "minmax": _numpy_minmax},
     "torch": {"cast": _torch_cast, "minmax": _torch_minmax},
 }

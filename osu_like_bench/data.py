@@ -29,6 +29,24 @@ def _smooth(rng: np.random.Generator, n: int, dtype: Any) -> Array:
     return values
 
 
+def _spectrum(rng: np.random.Generator, n: int, dtype: Any, amplitude: Callable[[Array], Array]) -> Array:
+    """Return a field of random phases; ``amplitude`` takes wave numbers, of which there are n / 2."""
+    numbers = np.arange(n // 2 + 1, dtype=np.float64)
+    phases = np.exp(2j * np.pi * rng.random(numbers.size))
+    phases[0] = 0
+    values = np.fft.irfft(amplitude(np.maximum(numbers, 1)) * phases, n) if n > 1 else np.zeros(n)
+    scaled: Array = (values / max(np.abs(values).max(initial=0.0), 1e-300)).astype(dtype)
+    return scaled
+
+
+def _heat(rng: np.random.Generator, n: int, dtype: Any) -> Array:
+    return _spectrum(rng, n, dtype, lambda k: np.exp(-((k / 4000) ** 2)))
+
+
+def _turbulent(rng: np.random.Generator, n: int, dtype: Any) -> Array:
+    return _spectrum(rng, n, dtype, lambda k: k ** (-5 / 6))
+
+
 def _sparse(rng: np.random.Generator, n: int, dtype: Any) -> Array:
     values = np.zeros(n, dtype)
     chosen = rng.integers(0, n, -(-n // 100))
@@ -46,11 +64,16 @@ KINDS: Mapping[str, Callable[[np.random.Generator, int, Any], Array]] = {
     "normal": _normal,
     "laplace": _laplace,
     "smooth": _smooth,
+    "heat": _heat,
+    "turbulent": _turbulent,
     "sparse": _sparse,
     "uniform": lambda rng, n, dtype: 2 * rng.random(n, dtype) - 1,
 }
-"""Functions that generate values, by kind. normal: standard deviation 1e-3; laplace: scale 1e-3, like gradients;
-smooth: a sum of three sines; sparse: one value of 100 is not zero; uniform: from -1 to 1.
+"""Functions that generate values, by kind.
+
+normal: standard deviation 1e-3; laplace: scale 1e-3, like gradients; smooth: a sum of three sines; heat: a temperature
+that has diffused until waves of 1/4000 of the length have fallen to 1/e; turbulent: velocities whose energy falls as
+the wave number to the power -5/3 (Kolmogorov 1941); sparse: one value of 100 is not zero; uniform: from -1 to 1.
 """
 
 _FILE = ".npy"
