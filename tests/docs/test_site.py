@@ -18,6 +18,7 @@ import pytest
 import compcoll
 from compcoll.algorithms import ALGORITHMS
 from compcoll.codecs import ALL, registry
+from osu_like_bench import data
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -77,6 +78,17 @@ def test_errors_of_normal_values_and_waves_are_true() -> None:
         found = [np.linalg.norm(y - x) / np.linalg.norm(x) for x, y in zip(values, results, strict=True)]
         assert [f"{error:.1e}" for error in found] == expected, row
         assert f"{4 * n / wires[0].nbytes:.2f}" == ratio, row
+
+
+def test_ratios_within_a_tolerance_are_true() -> None:
+    rows = rows_of("codecs.md", "values")
+    assert len(rows) == 4
+    for row in rows.values():
+        kind, *cells = (cell.strip(" `") for cell in row.split("|")[1:-1])
+        x = data.make(kind, 4_000_000, "float32", (0,))
+        tolerances = [part * float(np.abs(x).max()) for part in (1e-2, 1e-3, 1e-5)]
+        wires = [compcoll.encode(x, name, tolerance=each) for each in tolerances for name in ("szp", "zfp")]
+        assert [f"{x.nbytes / wire.nbytes:.2f}" for wire in wires] == cells, row
 
 
 def rows_of(page: str, heading: str) -> dict[str, str]:

@@ -87,7 +87,8 @@ def test_all_ranks_have_the_same_bits_after_the_same_steps(ranks: list[Found]) -
 
 def test_the_page_has_a_row_of_each_kind() -> None:
     kinds = {re.sub(r"=.*", "", codec) for codec in ROWS}
-    assert kinds >= {"none", "zfp:lossless", "zfp:tolerance", "szp:tolerance", "szp:relative", "auto:tolerance", "zfp:rate", "cast:dtype"}
+    bounded = {"zfp:tolerance", "szp:tolerance", "szp:relative", "auto:tolerance"}
+    assert kinds >= {"none", "zfp:lossless", "zfp:rate", "cast:dtype"} | bounded
 
 
 @pytest.mark.parametrize("codec", ROWS)
