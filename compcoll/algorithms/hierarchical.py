@@ -1,10 +1,10 @@
-"""Hierarchical: uncompressed inside a node, compressed between nodes.
+"""Hierarchical: sums inside each node first, then compressed sums between nodes.
 
-The ranks of a node send their values to the node's first rank, its leader, which adds them. The leaders sum these sums
-by direct. Each leader then sends the result to its node. Bytes between nodes and encodings of a value are those of
-direct with as many ranks as there are nodes.
+The ranks of a node send their values uncompressed to the node's first rank, its leader, which adds them. The leaders
+sum these sums by direct. Each leader then sends the result to its node. Bytes between nodes and encodings of a value
+are those of direct with as many ranks as there are nodes.
 
-With a homomorphic codec, values travel to the leader encoded, and sums stay encoded up to the result.
+With a homomorphic codec, values travel to the leader encoded, and their sums stay encoded up to the result.
 
 ByteGrad in Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021.
 """
@@ -66,7 +66,7 @@ def allreduce(job: Job) -> Steps:
 
 @dataclass
 class _EncodedJob(Job):
-    """A job for a later phase whose values are wires.
+    """A job of direct whose values are wires.
 
     Attributes
     ----------
@@ -82,11 +82,6 @@ class _EncodedJob(Job):
         """Encode a segment: this rank's wire (if ``own``) plus the ``terms``."""
         values = (self.encoded[segment],) if own else ()
         return super().encode(segment, wire, (*values, *terms), own=False, **how)
-
-    def decode(self, segment: Segment, terms: Sequence[Wire], *, own: bool = False) -> Pending | None:
-        """Store the sum of the decoded ``terms``, plus this rank's wire if ``own``, in ``out``."""
-        values = (self.encoded[segment],) if own else ()
-        return super().decode(segment, (*values, *terms))
 
 
 def sharded(job: Job) -> Steps:

@@ -122,7 +122,7 @@ class PlannedSteps:
         assert codec is not None
         largest[:] = self._device.largest(buffers.x, plan.call.dtype)
         yield from self._add_numbers(run, plan.lengths.segment, "recursive_doubling", 0, largest, "max")
-        yield from steps(self._with_codec(plan, codec.for_largest(float(largest[0]) * plan.scale)), buffers, run)
+        yield from steps(self._with_codec(plan, codec.for_largest(float(largest[0]))), buffers, run)
 
     def _with_codec(self, plan: Plan, codec: Codec) -> Plan:
         """Return the plan with another codec's coders."""

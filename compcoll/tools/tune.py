@@ -198,11 +198,11 @@ def _codecs() -> list[Codec | None]:
 
 
 def _speed(codec: Codec | None, device: HostDevice, watch: Stopwatch) -> Speed:
-    """Measure a codec's speeds on buffers larger than caches. Codecs of varying size are slow: they get a small one."""
-    fixed = codec is None or codec.fixed_size
-    n, parts = (_SEGMENT // 4, 8) if fixed else (1 << 14, 1)
-    coder = (Cast("float32") if codec is None else codec).coder(device, "float32")
+    """Measure a codec's speeds on buffers larger than caches. Codecs without kernels are slow: they get a small one."""
+    own = codec is None or codec.fixed_size or codec.homomorphic
+    n, parts = (_SEGMENT // 4, 8) if own else (1 << 14, 1)
     values = np.random.default_rng(0).standard_normal(n * parts).astype(np.float32).reshape(parts, n)
+    coder = (codec or Cast("float32")).for_largest(float(np.abs(values).max())).coder(device, "float32")
     out, target = np.empty_like(values), device.empty_bytes(coder.wire_nbytes(n))
     wires = [device.empty_bytes(coder.wire_nbytes(n)) for _ in range(parts)]
     wires = [wire[: coder.encode(n, x, (), wire)] for x, wire in zip(values, wires, strict=True)]

@@ -445,5 +445,5 @@ def check_fixed(codec: Codec) -> Codec:
         If the size depends on the values.
     """
     if not codec.fixed_size:
-        raise InvalidArgument(f"{codec!r}: its wires have sizes that receivers do not know; use a fixed rate")
+        raise InvalidArgument(f"{codec!r}: its wires have sizes that receivers do not know; use a codec of fixed size")
     return codec
