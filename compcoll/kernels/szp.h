@@ -14,6 +14,7 @@
 // A block is raw if it holds NaN or Inf on some rank, or values too large for integers whose sums have 32 bits.
 #pragma once
 
+#include "cast.h"
 #include "floats.h"
 
 namespace compcoll {
@@ -21,6 +22,9 @@ namespace compcoll {
 constexpr int szp_lanes = 16, szp_rows = 32, szp_block = szp_lanes * szp_rows;
 constexpr int szp_widest = 32, szp_raw = 255;
 constexpr int szp_header_nbytes = 8, szp_word_nbytes = 4, szp_row_nbytes = szp_lanes * szp_word_nbytes;
+
+// The bytes before the blocks.
+COMPCOLL_HD int64_t szp_front_nbytes(int64_t blocks) { return szp_header_nbytes + 4 * blocks + (blocks + 3) / 4 * 4; }
 
 // The bytes of a block of m values, each of value_size bytes.
 COMPCOLL_HD int szp_block_nbytes(int width, int m, int value_size) {
@@ -32,6 +36,18 @@ COMPCOLL_HD int szp_block_nbytes(int width, int m, int value_size) {
 COMPCOLL_HD int szp_most_block_nbytes(int m, int value_size) {
     const int raw = szp_block_nbytes(szp_raw, m, value_size), packed = szp_block_nbytes(szp_widest, m, value_size);
     return raw > packed ? raw : packed;
+}
+
+template <class T>
+COMPCOLL_HD T szp_value(double sum) {
+    if constexpr (sizeof(T) == 8) return sum;
+    else return float_of(sum);
+}
+
+// A value of a raw block. All processors write the same NaN.
+template <class T>
+COMPCOLL_HD T szp_raw_value(double sum) {
+    return sum == sum ? szp_value<T>(sum) : quiet_nan<T>();
 }
 
 // An integer multiple of a step: rounded to nearest, ties to even. The sum's last bit has the value 1, so its lower half is the integer.

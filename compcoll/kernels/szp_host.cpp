@@ -18,7 +18,7 @@ using namespace compcoll;
 namespace {
 
 size_t blocks_of(size_t n) { return (n + szp_block - 1) / szp_block; }
-size_t front_nbytes(size_t n) { return szp_header_nbytes + 4 * blocks_of(n) + (blocks_of(n) + 3) / 4 * 4; }
+size_t front_nbytes(size_t n) { return static_cast<size_t>(szp_front_nbytes(static_cast<int64_t>(blocks_of(n)))); }
 
 template <class T>
 class Szp {

@@ -300,7 +300,7 @@ private:
     }
 
     void store_values(uint8_t* to) const {
-        for (int i = 0; i < m_; ++i) store(to + static_cast<size_t>(i) * sizeof(T), static_cast<T>(values_[i]));
+        for (int i = 0; i < m_; ++i) store(to + static_cast<size_t>(i) * sizeof(T), szp_raw_value<T>(values_[i]));
     }
 
     void restore(T* values) const {
