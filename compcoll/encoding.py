@@ -109,8 +109,8 @@ def _encode_there(x: Any, codec: Codec) -> Any:
         return wire
     wire = device.empty_like(x, (coder.wire_nbytes(flat.size),), caller, "uint8")
     with device.launching_on(caller):
-        coder.encode(flat.size, flat, (), device.view(wire, "wire")[1])
-    return wire
+        length = coder.encode(flat.size, flat, (), device.view(wire, "wire")[1])
+    return wire[:length]
 
 
 def _decode_there(wire: Any, shape: tuple[int, ...], name: str, codec: Codec) -> Any:

@@ -62,8 +62,10 @@ ADDITIVE = [codec for codec in EVERY if codec.additive]
 SPARSE = [codec for codec in EVERY if isinstance(codec, Sparsifier)]
 ENCODED = [codec for codec in EVERY if codec not in ADDITIVE and codec not in SPARSE]
 CODECS: list[Codec | None] = [None, *ENCODED]
-# With kernels for devices, and wires whose length depends on that of the values alone.
+# With wires whose length depends on that of the values alone.
 FIXED = [codec for codec in ENCODED if codec.fixed_size]
+# With kernels for devices.
+ON_DEVICES = [codec for codec in ENCODED if codec.fixed_size or codec.homomorphic]
 # Those that choose by the values alone, without second moments.
 CHOOSING = [codec for codec in SPARSE if codec.state is ErrorFeedback]
 

@@ -212,6 +212,14 @@ class DeviceCollectives(Collectives):
             raw, coder = with_checksum(raw, self._device), with_checksum(coder, self._device)
         return replace(plan, coders=Coders(coder, raw))
 
+    def _largest(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        """Return the largest finite magnitude of all ranks' values, which they agree on through the host."""
+        timeline, pinned = _of_device(run)
+        timeline.encoding((), of_result=False)
+        own = self._here.largest(buffers.x, plan.call.dtype)
+        run = replace(run, group=self._over_host(run), allocate=pinned, timeline=None)
+        return (yield from self._host._agree_on_largest(own, plan, run))
+
     def _with_codec(self, plan: Plan, codec: Codec) -> Plan:
         bound = self._on_device(replace(plan, codec=codec), plan.call.dtype)
         assert bound is not None

@@ -118,11 +118,19 @@ class PlannedSteps:
         return self._for_largest(steps, plan, buffers, run)
 
     def _for_largest(self, steps: PlanSteps, plan: Plan, buffers: Buffers, run: Run) -> Steps:
-        codec, largest = plan.codec, run.allocate(_LARGEST.itemsize).view(_LARGEST)
-        assert codec is not None
-        largest[:] = self._device.largest(buffers.x, plan.call.dtype)
+        assert plan.codec is not None
+        largest: float = yield from self._largest(plan, buffers, run)
+        yield from steps(self._with_codec(plan, plan.codec.for_largest(largest)), buffers, run)
+
+    def _largest(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        """Return the largest finite magnitude of all ranks' values."""
+        return self._agree_on_largest(self._device.largest(buffers.x, plan.call.dtype), plan, run)
+
+    def _agree_on_largest(self, own: float, plan: Plan, run: Run) -> Steps:
+        largest = run.allocate(_LARGEST.itemsize).view(_LARGEST)
+        largest[:] = own
         yield from self._add_numbers(run, plan.lengths.segment, "recursive_doubling", 0, largest, "max")
-        yield from steps(self._with_codec(plan, codec.for_largest(float(largest[0]))), buffers, run)
+        return float(largest[0])
 
     def _with_codec(self, plan: Plan, codec: Codec) -> Plan:
         """Return the plan with another codec's coders."""

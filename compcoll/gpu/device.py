@@ -26,6 +26,7 @@ from .quantizer import DeviceIntegers, DeviceNumberCoder, DeviceVotes
 from .runtime import CudaRuntime
 from .selection import SelectionKernels
 from .streams import Streams
+from .szp import DeviceSzpCoder, SzpStatus
 
 Array = Any
 Coding = TypeVar("Coding")
@@ -86,6 +87,7 @@ class CudaDevice:
         self.streams = Streams(self.runtime)
         self._coders: dict[tuple[str, int, int, int, int, str], DeviceCoder] = {}
         self._launching = threading.Lock()
+        self._szp_status: SzpStatus | None = None
 
     def bootstrap(self) -> NCCL:
         """Return the NCCL bootstrap that connects this GPU with those of other ranks."""
@@ -107,6 +109,18 @@ class CudaDevice:
 
     def votes(self, ranks: int, block: int, dtype: str) -> DeviceVotes:
         return _in_profiles(DeviceVotes(self.runtime, ranks, block, dtype))
+
+    def szp(self, dtype: str, tolerance: float | None, relative: float | None, ranks: int) -> DeviceSzpCoder:
+        return _in_profiles(DeviceSzpCoder(self.runtime, self._szp(), dtype, tolerance, relative, ranks))
+
+    def largest(self, x: Array, dtype: str) -> float:
+        """Return the largest finite magnitude of an array, after the work on the stream of the next kernels."""
+        return self._szp().find_largest(x, dtype)
+
+    def _szp(self) -> SzpStatus:
+        if self._szp_status is None:
+            self._szp_status = SzpStatus(self.runtime)
+        return self._szp_status
 
     def passes(self, dtype: str) -> SelectionKernels:
         """Return the kernels of sparsification for ``dtype``, ``"float32"`` or ``"float64"``."""
@@ -266,7 +280,7 @@ class CudaDevice:
     @staticmethod
     def owns(coder: Any) -> bool:
         """Return whether a coder runs on a GPU."""
-        return isinstance(coder, DeviceCoder)
+        return isinstance(coder, DeviceCoder | DeviceSzpCoder)
 
     @staticmethod
     def holds(array: Any) -> bool:

@@ -94,12 +94,8 @@ def program(codec: str, computed: str, known: Configuration | None = None) -> Pr
 
     A program takes seconds to compile. With ``known``, it contains the kernels of this configuration only.
     """
-    own = codec in (
-        "cast",
-        "zfp",
-        "integer_quantizer",
-        "sparse",
-    )  # the other codecs have blocks and share their kernels
+    # The other codecs have blocks and share their kernels.
+    own = codec in ("cast", "zfp", "integer_quantizer", "sparse", "szp")
     source, digest = _source()
     options = (
         f"-I{KERNELS}",

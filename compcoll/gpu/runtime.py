@@ -170,8 +170,8 @@ class CudaRuntime:
 
     @staticmethod
     def address(array: Array | None) -> int:
-        """Return the address of an array in GPU memory; 0 for None."""
-        return 0 if array is None else int(array.data.ptr)
+        """Return the address of an array in GPU memory, or in pinned memory, which kernels can use; 0 for None."""
+        return 0 if array is None else _address(array)
 
     def scratch(self, nbytes: int) -> int:
         """Return the address of scratch memory of the stream `launching`, whose kernels use it one after the other."""

@@ -92,15 +92,20 @@ class SzpCoder:
             length: int = self._kernels.encode(n, values, scale, wires, step, limit, wire)
         except ValueError as error:
             raise _corrupted(n, wires, error) from None
-        saves = length < n * DTYPES[self._dtype].itemsize
-        if not saves and wire.nbytes >= _WORTH_A_WARNING and values is not None and np.isfinite(values).all():
-            warnings.warn(
-                f"szp saves nothing on some arrays of {self._dtype}: the tolerance is too small for their values. Use "
-                "a larger one, or codec=None",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        if values is not None and self._saves_nothing(length, n, wire) and np.isfinite(values).all():
+            self._warn()
         return length
+
+    def _saves_nothing(self, length: int, n: int, wire: Array) -> bool:
+        return length >= n * DTYPES[self._dtype].itemsize and wire.nbytes >= _WORTH_A_WARNING
+
+    def _warn(self) -> None:
+        warnings.warn(
+            f"szp saves nothing on some arrays of {self._dtype}: the tolerance is too small for their values. Use "
+            "a larger one, or codec=None",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def _keep_loss(self, values: Array, wires: Sequence[Array], how: EncodeOptions) -> None:
         """Store what rounding this rank's values loses; sums of integers lose nothing."""
@@ -128,11 +133,15 @@ class SzpCoder:
         if step is None:
             assert values is not None and self._relative is not None
             step = self._step_of(self._relative * float(self._selection.moments(values)[3]) * abs(scale))
+        return step, self._limit(step, scale)
+
+    def _limit(self, step: float, scale: float) -> float:
+        """Return the largest magnitude of this rank's values that integers can represent."""
         if step == _SMALLEST_STEP:  # the tolerance may be even smaller
-            return step, 0.0
+            return 0.0
         # Rounding must not lead beyond the largest value.
         limit = min(step * (_MOST // self._ranks - 1), self._largest - step) / abs(scale)
-        return step, min(limit, computed_on(self._dtype).largest)
+        return min(limit, computed_on(self._dtype).largest)
 
 
 def _step_on(wire: Array) -> float:

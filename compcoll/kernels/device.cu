@@ -6,20 +6,22 @@
 //
 // COMPCOLL_FIRST etc. (of `Parameters`), COMPCOLL_BITS (of a code) and COMPCOLL_STORAGE (of arrays) make it the program of one
 // configuration, in which a warp has its values in registers. COMPCOLL_CAST, COMPCOLL_ZFP, COMPCOLL_INTEGER_QUANTIZER,
-// COMPCOLL_SPARSE and COMPCOLL_BLOCKS=NAME (a codec of codecs.h) select a part of it; without any of these, all is compiled.
+// COMPCOLL_SPARSE, COMPCOLL_SZP and COMPCOLL_BLOCKS=NAME (a codec of codecs.h) select a part of it; without any of these, all is compiled.
 // COMPCOLL_TYPES is a mask of computing types: 1 for float, 2 for double.
 #include "device_codecs.h"
 #include "device_sparse.h"
 #include "device_integer_quantizer.h"
+#include "device_szp.h"
 #include "device_warps.h"
 #include "device_zfp.h"
 
 #if !defined(COMPCOLL_CAST) && !defined(COMPCOLL_ZFP) && !defined(COMPCOLL_INTEGER_QUANTIZER) && !defined(COMPCOLL_SPARSE) && \
-    !defined(COMPCOLL_BLOCKS)
+    !defined(COMPCOLL_SZP) && !defined(COMPCOLL_BLOCKS)
 #define COMPCOLL_CAST
 #define COMPCOLL_ZFP
 #define COMPCOLL_INTEGER_QUANTIZER
 #define COMPCOLL_SPARSE
+#define COMPCOLL_SZP
 #define COMPCOLL_ALL_BLOCKS
 #endif
 #if !defined(COMPCOLL_TYPES)
@@ -269,4 +271,17 @@ COMPCOLL_DOUBLE(COMPCOLL_INTEGER_QUANTIZER_KERNELS(float64, double))
 #if defined(COMPCOLL_SPARSE)
 COMPCOLL_FLOAT(COMPCOLL_SPARSE_KERNELS(float32, float))
 COMPCOLL_DOUBLE(COMPCOLL_SPARSE_KERNELS(float64, double))
+#endif
+
+#define COMPCOLL_SZP_BLOCKS_KERNEL(T) extern "C" __global__ void __launch_bounds__(64, 32 / sizeof(T))  // a block's values are in registers
+#define COMPCOLL_SZP_KERNELS(type, T)                                                                                         \
+    COMPCOLL_KERNEL place_szp_##type(const Parameters p) { compcoll::place_blocks<T>(p); }                                   \
+    COMPCOLL_SZP_BLOCKS_KERNEL(T) encode_szp_##type(const Parameters p) { compcoll::encode_szp<T>(p); }                      \
+    COMPCOLL_KERNEL move_szp_##type(const Parameters p) { compcoll::move_blocks<T>(p); }                                     \
+    COMPCOLL_SZP_BLOCKS_KERNEL(T) decode_szp_##type(const Parameters p) { compcoll::decode_szp<T>(p); }                      \
+    COMPCOLL_KERNEL largest_szp_##type(const Parameters p) { compcoll::find_largest<T>(p); }
+
+#if defined(COMPCOLL_SZP)
+COMPCOLL_FLOAT(COMPCOLL_SZP_KERNELS(float32, float))
+COMPCOLL_DOUBLE(COMPCOLL_SZP_KERNELS(float64, double))
 #endif

@@ -26,15 +26,16 @@ namespace compcoll {
 constexpr int tile_threads = 256, tile_values = 8 * tile_threads, moment_loads = 16;
 
 // Return the sum of `count` over earlier threads of the thread block, and in `all` over all its threads. Call it once per kernel.
-__device__ __forceinline__ uint32_t before_thread(uint32_t count, uint32_t& all) {
+template <class Number>
+__device__ __forceinline__ Number before_thread(Number count, Number& all) {
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-    uint32_t below = 0;
+    Number below = 0;
     for (int distance = 1; distance < 32; distance *= 2) {  // `count` is the sum over `distance` adjacent threads
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, count, distance);
+        const Number other = __shfl_xor_sync(0xffffffffu, count, distance);
         if (thread & distance) below += other;
         count += other;
     }
-    __shared__ uint32_t of_warps[tile_threads / 32];
+    __shared__ Number of_warps[tile_threads / 32];
     if (thread % 32 == 0) of_warps[warp] = count;
     __syncthreads();
     all = 0;

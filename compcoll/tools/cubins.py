@@ -10,7 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ..codecs import ALL, Cast, Codec
+from ..codecs import ALL, SZP, Cast, Codec
 from ..dtypes import DTYPES, computed_on
 from ..errors import UnsupportedDevice
 from ..gpu import cubins
@@ -35,6 +35,8 @@ def programs(codecs: list[Codec], dtype: str) -> list[Program]:
         program("integer_quantizer", COMPUTED[0]),
         program("sparse", computed),
     ]
+    if any(isinstance(codec, SZP) for codec in codecs):
+        found.append(program("szp", computed))
     return list(dict.fromkeys(found))
 
 

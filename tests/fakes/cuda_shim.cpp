@@ -83,13 +83,26 @@ uint64_t exchanged[most_threads];
 #define __syncwarp() shim::warp_barrier(__LINE__)
 
 template <class Number>
-Number __shfl_xor_sync(unsigned lanes, Number number, int distance) {
+Number exchanged_with(unsigned lanes, Number number, unsigned thread) {
     std::memcpy(&shim::exchanged[threadIdx.x], &number, sizeof(Number));
     shim::lane_barriers.wait(lanes);
     Number other;
-    std::memcpy(&other, &shim::exchanged[threadIdx.x ^ static_cast<unsigned>(distance)], sizeof(Number));
+    std::memcpy(&other, &shim::exchanged[thread], sizeof(Number));
     shim::lane_barriers.wait(lanes);
     return other;
+}
+
+template <class Number>
+Number __shfl_xor_sync(unsigned lanes, Number number, int distance) {
+    return exchanged_with(lanes, number, threadIdx.x ^ static_cast<unsigned>(distance));
+}
+template <class Number>
+Number __shfl_sync(unsigned lanes, Number number, int lane, int width) {
+    return exchanged_with(lanes, number, threadIdx.x / static_cast<unsigned>(width) * static_cast<unsigned>(width) + static_cast<unsigned>(lane));
+}
+template <class Number>
+Number __shfl_up_sync(unsigned lanes, Number number, unsigned distance, int width) {
+    return exchanged_with(lanes, number, threadIdx.x % static_cast<unsigned>(width) < distance ? threadIdx.x : threadIdx.x - distance);
 }
 
 inline unsigned atomicOr(unsigned* at, unsigned bits) { return __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }

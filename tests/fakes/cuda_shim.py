@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from compcoll.gpu.launches import Launch
 from compcoll.gpu.programs import COMPUTED, KERNELS, Program, kernel_names
 from compcoll.gpu.quantizer import DeviceIntegers, DeviceNumberCoder, DeviceVotes
 from compcoll.gpu.selection import SelectionKernels
+from compcoll.gpu.szp import DeviceSzpCoder, SzpStatus
 from compcoll.host.encode_options import EncodeOptions
 
 SOURCE = Path(__file__).with_name("cuda_shim.cpp")
@@ -55,6 +57,7 @@ SPECIAL = {
         *("moments_sparse", "sample_sparse", "count_sparse", "place_sparse", "compact_sparse"),
         *("take_sparse", "put_sparse", "add_sparse", "subtract_sparse"),
     ),
+    "szp": ("place_szp", "encode_szp", "move_szp", "decode_szp", "largest_szp"),
 }
 """The kernels of programs that are not of one codec."""
 
@@ -89,6 +92,24 @@ class Shim:
     def scratch(self, nbytes: int) -> int:
         self._scratch = np.empty(nbytes, np.uint8)
         return self.address(self._scratch) if nbytes else 0
+
+    launching = None
+
+    @staticmethod
+    def pinned_bytes(nbytes: int) -> np.ndarray:
+        return np.full(nbytes, 0xFF, np.uint8)
+
+    @staticmethod
+    def copy(source: np.ndarray, target: np.ndarray, nbytes: int, stream: None) -> None:
+        target[:nbytes] = source[:nbytes]
+
+    @staticmethod
+    def record(stream: None) -> None:
+        """Nothing: kernels are done when they are launched."""
+
+    @staticmethod
+    def pending(event: None) -> Any:
+        return SimpleNamespace(Test=lambda: True)
 
     def launch(self, program: Program, launches: Sequence[Launch]) -> None:
         assert all(launch.function in functions_of(program) for launch in launches)
@@ -139,6 +160,12 @@ class ShimDevice:
     def votes(self, ranks: int, block: int, dtype: str) -> DeviceVotes:
         return DeviceVotes(self._shim, ranks, block, dtype)
 
+    def szp(self, dtype: str, tolerance: float | None, relative: float | None, ranks: int) -> DeviceSzpCoder:
+        return DeviceSzpCoder(self._shim, SzpStatus(self._shim), dtype, tolerance, relative, ranks)
+
+    def largest(self, x: np.ndarray, dtype: str) -> float:
+        return SzpStatus(self._shim).find_largest(x, dtype)
+
     def passes(self, dtype: str) -> SelectionKernels:
         return SelectionKernels(self._shim, dtype)
 
@@ -184,6 +211,11 @@ def cooperate(shim: Shim) -> None:
         out = np.zeros(n, np.float32)
         coder.encode(n, values, (wire.copy(),), wire, EncodeOptions(decoded=out))
         coder.decode(n, values, (wire,), out)
+    szp = device.szp("float32", 0.01, None, 1)
+    wire = np.zeros(szp.wire_nbytes(600), np.uint8)
+    wire = wire[: szp.encode(600, values, (), wire)]
+    szp.decode(600, values[:600], (wire,), values[:600].copy())
+    device.largest(values, "float32")
     integers = device.integers(16, 1000, 1024, "float32")
     integers.survey(values[:2500], 1.0, None, np.zeros(3, np.uint32))
     indices, count = np.zeros(100, np.uint32), np.zeros(1, np.uint32)

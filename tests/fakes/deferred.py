@@ -18,12 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fakes.deferred_kernels import Coder, DeviceArray, IntegerQuantizer, Passes, memory_of
+from fakes.deferred_kernels import Coder, DeviceArray, IntegerQuantizer, Passes, SzpCoder, memory_of
 from fakes.loopback import World
 
 from compcoll.dtypes import numpy_dtype
 from compcoll.errors import InvalidBuffer, UnsupportedDevice
 from compcoll.execute.gpu import DeviceCollectives
+from compcoll.gpu.device_transport import Arriving
 from compcoll.gpu.stream_transport import Bootstrap
 from compcoll.gpu.streams import Streams
 from compcoll.host.device import HostDevice
@@ -216,6 +217,15 @@ class Device:
     def votes(self, ranks: int, block: int, dtype: str) -> IntegerQuantizer:
         return IntegerQuantizer(self.runtime, self._host.votes(ranks, block, dtype))
 
+    def szp(self, dtype: str, tolerance: float | None, relative: float | None, ranks: int) -> SzpCoder:
+        return SzpCoder(self.runtime, self._host.szp(dtype, tolerance, relative, ranks))
+
+    def largest(self, x: DeviceArray, dtype: str) -> float:
+        found: list[float] = []
+        self.runtime.launching.add(lambda: found.append(self._host.largest(memory_of(x), dtype)))
+        assert self.runtime.launching.run_up_to(self.runtime.launching.added)
+        return found[0]
+
     def passes(self, dtype: str) -> Passes:
         return Passes(self.runtime, self._host.selection(dtype))
 
@@ -296,14 +306,17 @@ class AwareTransport(LoopbackTransport):
         return super().isend(unwrapped(wire), dest, tag)
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Any:
-        return super().irecv(unwrapped(wire), source, tag)
+        received = unwrapped(wire)
+        return Arriving(super().irecv(received, source, tag), lambda: setattr(wire, "nbytes", received.nbytes))
 
 
 def unwrapped(wire: Wire) -> Wire:
     assert wire.staging is None
     if not isinstance(wire.buffer, DeviceArray):
         return wire
-    return Wire(memory_of(wire.buffer), exact=wire.exact)
+    memory = Wire(memory_of(wire.buffer), exact=wire.exact)
+    memory.nbytes = wire.nbytes
+    return memory
 
 
 class LoopbackMPI:

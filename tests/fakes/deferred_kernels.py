@@ -11,6 +11,7 @@ from compcoll.host.device import HostCoder
 from compcoll.host.encode_options import PLAIN, EncodeOptions
 from compcoll.host.quantizer import NumberCoder
 from compcoll.host.selection import HostSelection
+from compcoll.host.szp import SzpCoder as HostSzpCoder
 
 
 class DeviceArray:
@@ -54,7 +55,7 @@ class Coder:
     fixed_size = True
     knows_decoded = False
 
-    def __init__(self, runtime: Any, coder: HostCoder | NumberCoder) -> None:
+    def __init__(self, runtime: Any, coder: HostCoder | HostSzpCoder | NumberCoder) -> None:
         self._runtime = runtime
         self._coder = coder
         self.wire_nbytes = coder.wire_nbytes
@@ -68,6 +69,20 @@ class Coder:
     def decode(self, n: int, add: Any, wires: Sequence[Any], out: Any, *, scale: float = 1.0) -> None:
         terms = [memory_of(term) for term in wires]
         self._runtime.launching.add(lambda: self._coder.decode(n, memory_of(add), terms, memory_of(out), scale=scale))
+
+
+class SzpCoder(Coder):
+    """The host's kernels of szp, launched on a stream. Encoding waits for the length of the wire."""
+
+    fixed_size = False
+
+    def encode(self, n: int, add: Any, wires: Sequence[Any], wire: Any, how: EncodeOptions = PLAIN) -> int:
+        lengths: list[int] = []
+        how = how._replace(residual=memory_of(how.residual), decoded=memory_of(how.decoded))
+        terms, stream = [memory_of(term) for term in wires], self._runtime.launching
+        stream.add(lambda: lengths.append(self._coder.encode(n, memory_of(add), terms, memory_of(wire), how)))
+        assert stream.run_up_to(stream.added)
+        return lengths[0]
 
 
 class IntegerQuantizer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compcoll import ZFP, MinMax, __main__, errors
+from compcoll import SZP, ZFP, MinMax, __main__, errors
 from compcoll.gpu import cubins
 from compcoll.gpu.programs import program
 from compcoll.tools.cubins import programs
@@ -112,6 +112,7 @@ def test_programs_of_a_call() -> None:
     assert ["-DCOMPCOLL_ZFP" in one.options for one in ours] == [False, True, False, False, False]
     assert programs([ZFP(tolerance=1e-3)], "float32") == programs([], "float32")  # the host's
     assert programs([MinMax()], "bfloat16")[:2] != ours[:2]
+    assert set(programs([SZP()], "float64")) - set(programs([], "float64")) == {program("szp", "float64")}
 
 
 def test_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fakes import fake_cupy
 from fakes.loopback import World, normals
-from promises import ADDITIVE, FIXED, one_of_each
+from promises import ADDITIVE, ON_DEVICES, one_of_each
 
 import compcoll
 from compcoll import Codec, ErrorFeedback, Sign, errors, get_codec, gpu
@@ -49,7 +49,7 @@ def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(world.allreduce([x, x])[0], 2 * x)
 
 
-@pytest.mark.parametrize("codec", [None, *one_of_each(FIXED), *one_of_each(ADDITIVE)], ids=repr)
+@pytest.mark.parametrize("codec", [None, *one_of_each(ON_DEVICES), *one_of_each(ADDITIVE)], ids=repr)
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])
 def test_same_bits_as_on_the_host(cupy: Any, algorithm: str, codec: Codec | None) -> None:
     host, world = World(3), World(3)
@@ -137,7 +137,7 @@ def test_checksums(cupy: Any) -> None:
     """The host's results, with one rank's array on the host."""
     host, world = World(3, checksum=True), World(3, checksum=True)
     inputs = normals(3, 3000)
-    for codec in (None, *one_of_each(FIXED), *one_of_each(ADDITIVE)):
+    for codec in (None, *one_of_each(ON_DEVICES), *one_of_each(ADDITIVE)):
         expected = host.allreduce(inputs, algorithm="ring", codec=codec)
         arrays = [fake_cupy.upload(inputs[0]), inputs[1], fake_cupy.upload(inputs[2])]
         for one, other in zip(expected, world.allreduce(arrays, algorithm="ring", codec=codec)):
@@ -152,6 +152,7 @@ def test_checksums(cupy: Any) -> None:
     [
         {"codec": "zfp", "rate": 8},
         {"codec": "minmax"},
+        {"codec": "szp"},
         {"codec": "zfp", "tolerance": 1e-3},
         {"codec": "topk", "density": 0.1},
     ],
@@ -336,9 +337,9 @@ def test_ranges_for_profiles(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_benchmark_of_kernels(cupy: Any, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = [get_codec("zfp", rate=16), get_codec("minmax", block=64)]
+    chosen = [get_codec("zfp", rate=16), get_codec("minmax", block=64), get_codec("szp")]
     x = data.make("normal", 4096 // numpy_dtype(dtype).itemsize, dtype, (0, 0))
-    table, progress, clock = codecs.TABLE_ON_GPU, Progress(2), on_gpu.seconds_of_kernels
+    table, progress, clock = codecs.TABLE_ON_GPU, Progress(3), on_gpu.seconds_of_kernels
     found = codecs.compare(chosen, x, codecs.on_cuda, {}, Limits(1, 2, 1.0), table, progress, clock)
     assert [record["operation"] for record in found[:5]] == ["encode", "decode", "accumulate", "feedback", "recode"]
     # The stand-in's clock gives everything a tenth of a millisecond.

@@ -12,7 +12,7 @@ import pytest
 from fakes.deferred import DeferredWorld, DeviceArray, Runtime, Stream
 from fakes.loopback import World, normals
 from oracles.collectives import arguments
-from promises import ADDITIVE, ALGORITHMS, DTYPES, FIXED, FLAT, algorithms_of, one_of_each
+from promises import ADDITIVE, ALGORITHMS, DTYPES, FLAT, ON_DEVICES, algorithms_of, one_of_each
 
 from compcoll import ErrorFeedback, Sign
 from compcoll.codecs.sparse.selectors import SELECTORS
@@ -20,7 +20,7 @@ from compcoll.gpu import streams
 from compcoll.plan.choose import NAMES
 from compcoll.sparse import DGCFeedback, SparseSum, VarianceFeedback
 
-CODECS = [None, *one_of_each(FIXED)]
+CODECS = [None, *one_of_each(ON_DEVICES)]
 N = 9 * 280
 
 Start = Callable[[Any, Any], Any]

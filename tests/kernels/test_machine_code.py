@@ -19,11 +19,12 @@ from kept import machine_code
 from oracles import sass, sass_machine
 from oracles.codecs import Instructions, references
 
-from compcoll import FP8, QSGD, ZFP, Cast, Codec, MinMax
+from compcoll import FP8, QSGD, SZP, ZFP, Cast, Codec, MinMax
 from compcoll.gpu.coder import DeviceCoder
 from compcoll.gpu.cubins import nvrtc
 from compcoll.gpu.programs import Program, program
 from compcoll.gpu.selection import SelectionKernels
+from compcoll.gpu.szp import DeviceSzpCoder, SzpStatus
 from compcoll.host.device import HostDevice
 from compcoll.host.encode_options import EncodeOptions
 
@@ -212,3 +213,99 @@ def test_moments_have_many_loads_under_way(kernels: Kernels) -> None:
         under_way = 0 if one.name == "FADD" else under_way + (one.name == "LDG")
         most = max(most, under_way)
     assert most >= 8
+
+
+class SzpLauncher:
+    """Runs the machine code of szp, on arrays that are parts of its memory."""
+
+    launching = None
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._cubin = kernels(program("szp", "float32"))
+        self._memory = sass_machine.Memory(self._cubin, 1 << 22)
+        self.instructions = self.nbytes = 0
+
+    def put(self, array: np.ndarray, offset: int = 0) -> np.ndarray:
+        begin = self._memory.put(array, offset) - sass_machine.BASE
+        return self._memory.data[begin : begin + array.nbytes].view(array.dtype)
+
+    def address(self, array: np.ndarray | None) -> int:
+        return 0 if array is None else array.ctypes.data - self._memory.data.ctypes.data + sass_machine.BASE
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray:
+        return self.put(np.zeros(nbytes, np.uint8))
+
+    def scratch(self, nbytes: int) -> int:
+        return self._memory.put(np.full(nbytes, 0xFF, np.uint8))
+
+    def record(self, _: None) -> None:
+        """Nothing: kernels are done when they are launched."""
+
+    def pending(self, _: None) -> Any:
+        return SimpleNamespace(Test=lambda: True)
+
+    def launch(self, _: Program, launches: Any) -> None:
+        for one in launches:
+            kernel, told = self._cubin.kernels[one.function], one.argument.tobytes()
+            with np.errstate(all="ignore"):
+                counts = sass_machine.run(kernel, self._memory, one.grid, one.block, told)
+            self.instructions += 32 * counts.instructions
+            self.nbytes += 32 * counts.sectors
+
+
+# Instructions a value, and bytes of the sectors a value, at most.
+SZP_COSTS = {
+    "encode": (36, 8),
+    "add an array": (52, 10),
+    "add wires": (57, 8),
+    "decode": (35, 6),
+    "accumulate": (46, 10),
+    "feedback": (85, 24),
+}
+
+
+def run_szp(kernels: Kernels, operation: str, x: np.ndarray, offset: int = 0) -> tuple[float, float]:
+    """Hold results against the host's; return instructions a value, and bytes a value."""
+    n, tolerance, launcher = x.size, 0.05, SzpLauncher(kernels)
+    host: Any = SZP(tolerance=tolerance).coder_of_sum(HostDevice(1), "float32", 2)
+    coder: Any = DeviceSzpCoder(launcher, SzpStatus(launcher), "float32", tolerance, None, 2)  # type: ignore[arg-type]
+    y, lost = (np.random.default_rng(2).standard_normal((2, n)) * [[1], [0.01]]).astype(np.float32)
+    expected, got = np.zeros((2, host.wire_nbytes(n)), np.uint8)
+    first = expected[: host.encode(n, x, (), expected)].copy()
+    second = expected[: host.encode(n, y, (), expected)].copy()
+    at_x, at_y, at_lost = (launcher.put(array, offset) for array in (x, y, lost))
+    at_first, at_second, at_got = (launcher.put(array, offset) for array in (first, second, got))
+    if operation in ("decode", "accumulate"):
+        sums = np.zeros_like(y) if operation == "decode" else y
+        own, at_own = (None, None) if operation == "decode" else (y, at_y)
+        host.decode(n, own, (first,), sums)
+        coder.decode(n, at_own, (at_first,), at_y)
+        np.testing.assert_array_equal(at_y.view(np.uint8), sums.view(np.uint8))
+    else:
+        add, wires = {"add an array": ("y", 1), "add wires": (None, 2)}.get(operation, ("x", 0))
+        feed = operation == "feedback"
+        terms, at_terms = (first, second)[:wires], (at_first, at_second)[:wires]
+        length = host.encode(
+            n, {"x": x, "y": y}.get(add), terms, expected, EncodeOptions(residual=lost if feed else None)
+        )
+        how = EncodeOptions(residual=at_lost if feed else None)
+        assert coder.encode(n, {"x": at_x, "y": at_y}.get(add), at_terms, at_got, how) == length
+        np.testing.assert_array_equal(at_got[:length], expected[:length])
+        np.testing.assert_array_equal(at_lost, lost)
+    return launcher.instructions / n, launcher.nbytes / n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", SZP_COSTS)
+def test_szp(kernels: Kernels, operation: str) -> None:
+    """With 8 bits a value; a block that is cut short, off alignment, and with values that are not integers."""
+    rng = np.random.default_rng(1)
+    found, most = run_szp(kernels, operation, rng.standard_normal(65536).astype(np.float32)), SZP_COSTS[operation]
+    print(f"{'szp':60} {operation:20} {found[0]:6.1f} instructions {found[1]:5.2f} bytes (most: {most})")
+    assert found[0] <= most[0] and found[1] <= most[1]
+    for n in (3, 4099):
+        x = rng.standard_normal(n).astype(np.float32)
+        run_szp(kernels, operation, x, offset=4)
+        for special in (np.inf, np.nan, np.float32(3e38), np.float32(1e-42)):
+            x[n // 2] = special
+            run_szp(kernels, operation, x)

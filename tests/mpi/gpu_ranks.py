@@ -15,7 +15,7 @@ from compcoll.plan.choose import ALLREDUCE
 
 FLAT = [name for name in ALLREDUCE if ALGORITHMS[name].encodings("allreduce", 2, 1).levels]
 """The algorithms that encode inside a node, too."""
-BOUNDS = {"zfp": 0.3, "minmax": 0.1, "cast": 0.01, "none": 1e-5}
+BOUNDS = {"zfp": 0.3, "minmax": 0.1, "cast": 0.01, "szp": 1.1e-3, "none": 1e-5}
 """Of the result, relative to the largest magnitude of the sum."""
 
 

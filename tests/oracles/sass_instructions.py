@@ -215,12 +215,13 @@ def _absolute(warp: Warp, i: Instruction, mask: Mask) -> None:
 
 
 def _shuffle(warp: Warp, i: Instruction, mask: Mask) -> None:
-    _, target, value, by, _ = i.operands
+    _, target, value, by, how = i.operands
     distance, slot = warp.integers(by).astype(np.int64), warp.slot.astype(np.int64)
+    first = slot & warp.integers(how).astype(np.int64) >> 8  # of the lanes among which a lane exchanges
     source = {
         "BFLY": lambda: slot ^ distance,
-        "IDX": lambda: distance & 31,
-        "UP": lambda: np.where(slot >= distance, slot - distance, slot),
+        "IDX": lambda: first + distance % LANES,
+        "UP": lambda: np.where(slot - distance >= first, slot - distance, slot),
         "DOWN": lambda: np.where(slot + distance < LANES, slot + distance, slot),
     }[i.modifiers[0]]()
     warp.set(target, warp.integers(value)[source], mask)
