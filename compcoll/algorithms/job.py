@@ -188,7 +188,9 @@ class Job:
         A device does so asynchronously, before the collective ends.
         """
         operands = self.operands
-        if own and self.homomorphic and operands.residual is not None:  # this rounds ``x``, and only encoding keeps that
+        if (
+            own and self.homomorphic and operands.residual is not None
+        ):  # this rounds ``x``, and only encoding keeps that
             wire = self.wire(segment)
             return self.encode(segment, wire, terms, final=True)
         with Timed(self.stats, DECODE, self._nbytes(segment)):

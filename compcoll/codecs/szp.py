@@ -24,15 +24,19 @@ class SZP(Codec):
     same bits. Collectives that add nothing have the same tolerance.
 
     Wires vary in size: neighbours are subtracted from each other, and a block of 512 differences takes the bits that
-    its largest one needs. Smooth data becomes small. Blocks that hold NaN or Inf, or integers above ``2**30 / p``,
-    travel uncompressed. Their sums are rounded as those of other algorithms are, and depend on the order of additions.
+    its largest one needs. Smooth data becomes small. Blocks that hold NaN or Inf, or values above
+    ``2**32 tolerance / p**2``, travel uncompressed, those of 16-bit floats as float32. Their sums are rounded as
+    uncompressed sums are, and depend on the order of additions.
+
+    Encoding and decoding use one thread.
 
     Parameters
     ----------
     tolerance : float, optional
         Largest absolute error of the result.
     relative : float, optional
-        The same as a part of the largest magnitude of all ranks' values. Ranks agree on it first.
+        The same as a part of the largest finite magnitude of all ranks' values, which they agree on first. Without a
+        reduction, it is that of each segment.
 
     References
     ----------
@@ -58,7 +62,10 @@ class SZP(Codec):
     fixed_size = False
     homomorphic = True
     speeds = (Speed("szp", 16, 10e9, 8e9, 6e9, 8e9),)
-    examples = (Example({}), Example({"tolerance": 1e-3}))
+    examples = (
+        Example({}, "a71d8eb28da24051 b081f3bf2b80ec6f ee8155caae09ae6c 62050af61746745b"),
+        Example({"tolerance": 1e-3}, "e7c24d13aec8e125 96d8e0f18862bc2a 513049b3e6d78a44 7d3865a4b1906069"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

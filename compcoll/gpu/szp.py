@@ -170,7 +170,7 @@ class DeviceSzpCoder(SzpCoder):
         if step is None and not wires:
             assert add is not None and self._relative is not None
             largest = self._status.find_largest(add, self._dtype, how)
-            step = self._step_of(self._relative * largest * abs(scale))
+            step = self._step_of(self._relative * largest)
         elif step is None:
             step = 0.0 if add is None else self._step_there(wires[0])
         limit = self._limit(step, scale) if step else 0.0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,11 @@ _SLACK = 1 - 2.0**-19
 # Bits of a step. Few, so that multiples of it are exact.
 _STEP_BITS = 12
 _SMALLEST_STEP = 2.0**-1000
-_WORTH_A_WARNING = 8192  # bytes
-# Sums of integers stay below this.
-_MOST = 2**30
+_LEAST_NBYTES_TO_WARN = 8192
+# Sums of integers, less what rounding the limit of values to float32 may add.
+_LARGEST_SUM = 2**31 - 2**9
+
+_log = logging.getLogger("compcoll")
 
 
 class SzpCoder:
@@ -70,7 +73,7 @@ class SzpCoder:
                 values += how.residual
         length = self._encode(n, values, scale, wires, wire)
         if how.residual is not None and values is not None:
-            self._keep_loss(values, wires, how)
+            self._store_residual(values, wires, how)
         if how.decoded is not None:
             self.decode(n, None, (wire[:length],), how.decoded)
         return length
@@ -97,17 +100,12 @@ class SzpCoder:
         return length
 
     def _saves_nothing(self, length: int, n: int, wire: Array) -> bool:
-        return length >= n * DTYPES[self._dtype].itemsize and wire.nbytes >= _WORTH_A_WARNING
+        return length >= n * DTYPES[self._dtype].itemsize and wire.nbytes >= _LEAST_NBYTES_TO_WARN
 
     def _warn(self) -> None:
-        warnings.warn(
-            f"szp saves nothing on some arrays of {self._dtype}: the tolerance is too small for their values. Use "
-            "a larger one, or codec=None",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        _warn_that_nothing_is_saved(self._dtype, self._ranks)
 
-    def _keep_loss(self, values: Array, wires: Sequence[Array], how: EncodeOptions) -> None:
+    def _store_residual(self, values: Array, wires: Sequence[Array], how: EncodeOptions) -> None:
         """Store what rounding this rank's values loses; sums of integers lose nothing."""
         step, limit = self._scales(values, 1.0, wires)
         own = np.empty(self.wire_nbytes(values.size), np.uint8)
@@ -115,9 +113,9 @@ class SzpCoder:
         length = self._kernels.encode(values.size, values, 1.0, (), step, limit, own)
         self._kernels.decode(values.size, None, 1.0, (own[:length],), step, limit, got)
         with np.errstate(invalid="ignore"):
-            loss = (values - got) * self._computed.type(how.residual_scale)
-        loss[~np.isfinite(loss)] = 0
-        how.residual[:] = loss if how.feed else how.residual + loss
+            error = (values - got) * self._computed.type(how.residual_scale)
+        error[~np.isfinite(error)] = 0
+        how.residual[:] = error if how.feed else how.residual + error
 
     def _step_of(self, tolerance: float) -> float:
         """Return the step: two parts of the tolerance or a little less, far below the largest value of the type."""
@@ -132,7 +130,7 @@ class SzpCoder:
             step = _step_on(wires[0])
         if step is None:
             assert values is not None and self._relative is not None
-            step = self._step_of(self._relative * float(self._selection.moments(values)[3]) * abs(scale))
+            step = self._step_of(self._relative * float(self._selection.moments(values)[3]))
         return step, self._limit(step, scale)
 
     def _limit(self, step: float, scale: float) -> float:
@@ -140,8 +138,18 @@ class SzpCoder:
         if step == _SMALLEST_STEP:  # the tolerance may be even smaller
             return 0.0
         # Rounding must not lead beyond the largest value.
-        limit = min(step * (_MOST // self._ranks - 1), self._largest - step) / abs(scale)
+        limit = min(step * (_LARGEST_SUM // self._ranks - 1), self._largest - step) / abs(scale)
         return min(limit, computed_on(self._dtype).largest)
+
+
+@cache  # so that it is said once
+def _warn_that_nothing_is_saved(dtype: str, ranks: int) -> None:
+    _log.warning(
+        "szp saves nothing on some arrays of %s: the tolerance is too small for their values on %d ranks. Use a larger "
+        "one, or codec=None",
+        dtype,
+        ranks,
+    )
 
 
 def _step_on(wire: Array) -> float:

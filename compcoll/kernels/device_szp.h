@@ -262,6 +262,7 @@ struct SzpSum {
         }
         step = szp_step(p, p.first == 0 ? nullptr : SzpPlaces<T>(p, 0).wire);
         is_raw = is_above;
+        has_integers = p.add != nullptr && !is_above;
         for_wires([&](const SzpPlaces<T>& wire, const uint8_t* block, int width) {
             if (block == nullptr) is_corrupted = true;
             if (block == nullptr || width == szp_raw) return void(is_raw = true);
@@ -294,7 +295,8 @@ struct SzpSum {
         return is_raw || other_is != 0;
     }
 
-    // Call use(row, value) with the sum in float64, after `add_up`: the integers of wires, the array, the raw blocks in their order.
+    // Call use(row, value) with the sum in float64, after `add_up`: all integers, the array unless it is among them, and the raw
+    // blocks in their order.
     template <class Use>
     __device__ __forceinline__ void for_values(const Use& use) const {
         const double scale = p.residual == nullptr ? p.scale : 1.0;
@@ -302,14 +304,14 @@ struct SzpSum {
         COMPCOLL_ROLLED for (int r = 0; r < szp_rows; ++r) {
             const int i = szp_lanes * r + at.lane;
             T x[1] = {0};
-            uint32_t of_wires = szp_word(r);
-            if (p.add != nullptr && i < at.m) {
+            uint32_t integer = szp_word(r);
+            if (is_above && i < at.m) {
                 with_elements<T>(p.add_storage, [&](auto elements) { x[0] = load_element(elements, at.index(r)); });
                 feed(r, x);
-                of_wires -= szp_integer(as_double(x[0]), steps_per_unit());
+                integer -= szp_integer(as_double(x[0]), steps_per_unit());
             }
-            double value = has_integers ? static_cast<int32_t>(of_wires) * step : -0.0;
-            if (p.add != nullptr) value += as_double(x[0]) * scale;
+            double value = has_integers ? static_cast<int32_t>(integer) * step : -0.0;
+            if (is_above) value += as_double(x[0]) * scale;
             for_wires([&](const SzpPlaces<T>&, const uint8_t* block, int width) {
                 if (block != nullptr && width == szp_raw && i < at.m)
                     value += as_double(load_value<T>(block + i * static_cast<int>(sizeof(T))));

@@ -209,8 +209,10 @@ public:
         m_ = m;
         is_raw_ = false;
         for (size_t i = 0; i < terms_.count; ++i) is_raw_ = is_raw_ || width_in(i, b) == szp_raw;
-        if (!is_raw_) is_raw_ = !add_integers(b, at, true);
-        if (is_raw_) add_values(b, at);
+        const bool array_fits = add_integers(b, at, terms_.add != nullptr);
+        if (!array_fits) add_integers(b, at, false);
+        is_raw_ = is_raw_ || !array_fits;
+        if (is_raw_) add_values(b, at, !array_fits);
         for (size_t i = 0; i < terms_.count; ++i) at[i] += szp_block_nbytes(width_in(i, b), m, sizeof(T));
     }
 
@@ -246,7 +248,7 @@ private:
         return complete;
     }
 
-    // Add all terms that are integers; with_array: the array, too. Return whether the array's values are integers.
+    // Add the wires that are integers here; with_array: the array, too. Return whether the array's values can be integers.
     bool add_integers(size_t b, const uint8_t* const* at, bool with_array) {
         uint8_t complete[szp_rows * szp_row_nbytes];
         bool some = false;
@@ -261,7 +263,7 @@ private:
             width_ = some ? sum : width;
             some = true;
         }
-        if (with_array && terms_.add != nullptr) {
+        if (with_array) {
             T padded[szp_block];
             const T* values = array(b, padded);
             const int sum = some ? round_block<true>(values, steps_per_unit_, terms_.limit, differences_)
@@ -270,7 +272,7 @@ private:
             first_ += szp_integer(static_cast<double>(load<T>(values)), steps_per_unit_);
             width_ = sum;
         }
-        has_integers_ = some;
+        has_integers_ = some || with_array;
         return true;
     }
 
@@ -283,15 +285,14 @@ private:
         return padded;
     }
 
-    // Add in float64: the sum of all integers, the array, and the raw blocks in their order.
-    void add_values(size_t b, const uint8_t* const* at) {
-        add_integers(b, at, false);
+    // Add in float64: the sum of all integers, the array unless it is among them, and the raw blocks in their order.
+    void add_values(size_t b, const uint8_t* const* at, bool with_array) {
         uint32_t integer = first_;
         for (int i = 0; i < m_; ++i) {
             if (has_integers_) integer += differences_[i];
             values_[i] = has_integers_ ? static_cast<int32_t>(integer) * terms_.step : -0.0;
         }
-        if (terms_.add != nullptr)
+        if (with_array)
             for (int i = 0; i < m_; ++i) values_[i] += static_cast<double>(load<T>(terms_.add + b * szp_block + i)) * terms_.scale;
         for (size_t k = 0; k < terms_.count; ++k) {
             if (width_in(k, b) != szp_raw) continue;
