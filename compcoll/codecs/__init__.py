@@ -12,6 +12,7 @@ from .cast import Cast as Cast
 from .fp8 import FP8 as FP8
 from .int8 import Int8 as Int8
 from .minmax import MinMax as MinMax
+from .mx import MX as MX
 from .numpy_codec import NumpyCodec as NumpyCodec
 from .onebit import OneBit as OneBit
 from .qsgd import QSGD as QSGD

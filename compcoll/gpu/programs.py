@@ -56,7 +56,8 @@ def configuration(codec: str, first: int, second: int, bits: int, variant: int, 
 
     Such a program computes in float32, and a warp holds whole blocks of values. The warp works in rounds of 128 values.
     A block needs at least one round: two if an encoded value has 2 or 4 bits or random numbers are needed, eight if an
-    encoded value has 1 bit. ``bits`` is the number of bits of an encoded value.
+    encoded value has 1 bit. Of the 32 values of mx, a round holds four blocks. ``bits`` is the number of bits of an
+    encoded value.
     """
     # If many wires take several launches, arrays of 16-bit floats have float32 sums between the launches.
     storage = DTYPES[dtype].precision if dtype == "float32" else 0
@@ -64,8 +65,10 @@ def configuration(codec: str, first: int, second: int, bits: int, variant: int, 
         return None
     if codec in ("cast", "zfp"):
         return Configuration(first, second, variant, storage, 0)
-    if TILE % second:
+    if TILE % second or codec == "nvfp4":
         return None
+    if codec == "mx":
+        return Configuration(first, second, variant, storage, bits)
     least = {1: 1024, 2: 256, 4: 256, 8: 256 if codec == "qsgd" else 128}.get(bits, TILE + 1)
     return Configuration(first, second, variant, storage, bits) if second >= least else None
 

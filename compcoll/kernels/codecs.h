@@ -7,12 +7,13 @@
 //   variant   how to encode, where decoding is the same: the norm and the rounding of qsgd; 0 for all others
 //
 // The line of a codec whose blocks have a header and packed codes gives:  the name;  the struct;  the smallest and the largest
-// `first`;  the largest `variant`;  the bytes of a header;  the bits of a code. The last two are expressions, which may contain `first`
-// and `value_size`, the bytes of a value in computations: 4 or 8.
+// `first`;  the largest `variant`;  the bytes of a header;  the bits of a code. The last two are expressions, which may contain `first`,
+// `block` and `value_size`, the bytes of a value in computations: 4 or 8.
 #pragma once
 
 #include "fp8.h"
 #include "int8.h"
+#include "nvfp4.h"
 
 // The header of a block follows from its largest magnitude; scaled_tiles.h has their loops.
 //   fp8: first = exponent bits;  int8: first = bits of a code
@@ -22,10 +23,13 @@
 
 // With their own loops.
 //   minmax, qsgd: first = bits of a code;  onebit: first = values that a block's signs stand for
+//   mx: first = element type, and 8 more with rotation;  nvfp4: first = 1 with rotation
 #define COMPCOLL_EACH_BLOCK_CODEC(X)                  \
     X(minmax, MinMax, 1, 8, 0, 2 * value_size, first) \
     X(qsgd, QSGD, 1, 8, 3, value_size, first)         \
     X(onebit, OneBit, 1, 2, 0, first * value_size, 1) \
+    X(mx, MX, 0, 13, 0, 1, mx_bits(first))            \
+    X(nvfp4, NVFP4, 0, 1, 0, 4 + block / 16, 4)       \
     COMPCOLL_EACH_SCALED_CODEC(X)
 
 // Without headers.
@@ -62,6 +66,9 @@ COMPCOLL_HD constexpr Range range_of_first(Codec codec, bool wide) {
     }
     return {0, 0};
 }
+
+// The number of values in a block of a codec that has no option for it; 0 for the others.
+COMPCOLL_HD constexpr int fixed_block(Codec codec) { return codec == Codec::mx ? mx_block : codec == Codec::nvfp4 ? nvfp4_block : 0; }
 
 COMPCOLL_HD constexpr int largest_variant(Codec codec) {
     switch (codec) {

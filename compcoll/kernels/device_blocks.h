@@ -266,6 +266,13 @@ __device__ __forceinline__ void encode_block(const Parameters& p, const Code& co
     if (team.rank == 0) code.store_header(record, header);
 }
 
+// Encode the blocks from b on and before `end`.
+template <bool plain, class Code>
+__device__ __forceinline__ void encode_by_warp(const Parameters& p, const Code& code, int64_t b, int64_t end) {
+    Team warp(5);
+    COMPCOLL_ROLLED for (; b < end; ++b) encode_block<plain>(p, code, warp, b);
+}
+
 template <bool plain, class Code>
 __device__ __forceinline__ void encode_blocks(const Parameters& p, const Code& code) {
     Team team(p.team);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "codecs.h"
-#include "device_blocks.h"
+#include "device_mx.h"
 #include "minmax.h"
 #include "onebit.h"
 #include "philox.h"
@@ -155,40 +155,16 @@ struct OneBitCode : BlockCodec<OneBitCode<T>, OneBit<T>> {
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// fp8 by the GPU's conversions, whose results equal those of Float8 for numbers that are not below the smallest code.
-template <class Format>
-__device__ __forceinline__ uint32_t narrowed_pair(float low, float high) {
-    uint16_t pair;
-    if constexpr (Format::exponent_bits == 4) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-    else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-template <class Format>
-__device__ __forceinline__ uint32_t widened_pair(uint16_t pair) {
-    uint32_t halves;
-    if constexpr (Format::exponent_bits == 4) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
-    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(pair));
-    return halves;
-}
-
 template <class Format>
 __device__ __forceinline__ uint32_t four_codes(const FP8<float>::Encoder<Format>& encoder, const float (&x)[4]) {
     static_assert(Format::below_overflow == 0x77, "what decodes to infinity is 0x78, all of whose exponent bits but one are set");
-    const float by = encoder.factor;
-    const uint32_t word = narrowed_pair<Format>(x[0] * by, x[1] * by) | narrowed_pair<Format>(x[2] * by, x[3] * by) << 16;
+    const uint32_t word = narrowed_four<Format>(x, encoder.factor);
     if (encoder.most != Format::below_overflow) return word;
     return word - ((word & word >> 1 & word >> 2 & word >> 3 & 0x08080808) >> 3);
 }
 template <class Format>
 __device__ __forceinline__ void four_values(const FP8<float>::Decoder<Format>& decoder, uint32_t word, float (&x)[4]) {
-    COMPCOLL_UNROLL for (int pair = 0; pair < 2; ++pair) {
-        const uint32_t halves = widened_pair<Format>(static_cast<uint16_t>(word >> 16 * pair));
-        COMPCOLL_UNROLL for (int k = 0; k < 2; ++k) {
-            float value;
-            asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(halves >> 16 * k)));
-            x[2 * pair + k] = value * decoder.factor;
-        }
-    }
+    widened_four<Format>(word, decoder.factor, x);
 }
 #endif
 

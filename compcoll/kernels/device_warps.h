@@ -1,5 +1,5 @@
-// Codecs with blocks of 128, 256 … 2048 values, known at compile time: a warp processes a tile of 2048 values in its registers,
-// in sixteen rounds of 128 values (device_rounds.h).
+// Codecs with blocks of 32, 64, 128 … 2048 values, known at compile time: a warp processes a tile of 2048 values in its registers,
+// in sixteen rounds of 128 values (device_rounds.h). A round holds several blocks if these are short.
 //
 // The last, short block and all other block sizes use device_blocks.h.
 #pragma once
@@ -116,14 +116,37 @@ __device__ __forceinline__ void load_rounds(const uint8_t* codes, size_t place, 
 
 // ---- a tile -----------------------------------------------------------------------------------------------------------------
 
-// Each lane gets combine(…) of the numbers of all lanes in the warp.
-template <class Number, int many, class Combine>
-__device__ __forceinline__ void reduce_warp(Number (&number)[many], Combine combine) {
-    COMPCOLL_UNROLL for (int distance = warp_threads / 2; distance > 0; distance /= 2) {
+// Codes of short blocks: records of any length align them to nothing.
+template <int bits>
+__device__ __forceinline__ void store_four(uint8_t* to, uint32_t word) {
+    if constexpr (bits == 4) {
+        const uint32_t pairs = word | word >> 4;
+        to[0] = static_cast<uint8_t>(pairs), to[1] = static_cast<uint8_t>(pairs >> 16);
+    } else {
+        const auto bytes = static_cast<uint32_t>(bits == 8 ? word : packed(word, bits));
+        COMPCOLL_UNROLL for (int i = 0; i < bits / 2; ++i) to[i] = static_cast<uint8_t>(bytes >> 8 * i);
+    }
+}
+
+template <int bits>
+__device__ __forceinline__ uint32_t load_four(const uint8_t* from) {
+    uint32_t bytes = 0;
+    COMPCOLL_UNROLL for (int i = 0; i < bits / 2; ++i) bytes |= uint32_t(from[i]) << 8 * i;
+    return bits == 8 ? bytes : static_cast<uint32_t>(unpacked(bytes, bits));
+}
+
+// Each lane gets combine(…) of the numbers of each `lanes` adjacent ones.
+template <int lanes, class Number, int many, class Combine>
+__device__ __forceinline__ void reduce_lanes(Number (&number)[many], Combine combine) {
+    COMPCOLL_UNROLL for (int distance = lanes / 2; distance > 0; distance /= 2) {
         COMPCOLL_UNROLL for (int k = 0; k < many; ++k)
             number[k] = combine(number[k], __shfl_xor_sync(0xffffffffu, number[k], distance));
     }
 }
+
+// Each lane gets combine(…) of the numbers of all lanes in the warp.
+template <class Number, int many, class Combine>
+__device__ __forceinline__ void reduce_warp(Number (&number)[many], Combine combine) { reduce_lanes<warp_threads>(number, combine); }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 template <int many>
 __device__ __forceinline__ void reduce_warp(int32_t (&number)[many], Larger) {
@@ -135,13 +158,19 @@ __device__ __forceinline__ void reduce_warp(int32_t (&number)[many], Larger) {
 template <class Code, int bits, int block>
 struct WarpBlock {
     using T = typename Code::Value;
-    static constexpr int rounds = block / round_values, many = 4 * rounds;
+    static constexpr bool is_short = block < round_values;
+    static constexpr int lanes = is_short ? block / 4 : warp_threads, rounds = is_short ? 1 : block / round_values, many = 4 * rounds;
+
+    // The index in a tile of the block that has this lane's values of a round.
+    __device__ __forceinline__ static int index(int round) { return round / rounds * (warp_threads / lanes) + lane_of_warp() / lanes; }
+    __device__ __forceinline__ static int lane() { return lane_of_warp() % lanes; }
 
     __device__ __forceinline__ static typename Code::Header header_of(const Code& code, const T (&x)[many]) {
         typename Code::Signed maxima[Code::maxima_count];
         COMPCOLL_UNROLL for (int k = 0; k < Code::maxima_count; ++k) maxima[k] = Code::least;
         code.survey(x, many, maxima);
-        reduce_warp(maxima, Larger());
+        if constexpr (is_short) reduce_lanes<lanes>(maxima, Larger());
+        else reduce_warp(maxima, Larger());
         int64_t sums[Code::sums_count] = {};
         if (code.needs_sums(maxima)) {  // uniform over the warp
             code.add_up(x, maxima, sums);
@@ -166,7 +195,8 @@ struct WarpBlock {
 
     __device__ __forceinline__ static void codes_of(const Code& code, typename Code::Header header, const T (&x)[many], int64_t begin,
                                                     uint32_t (&word)[rounds]) {
-        code.with_encoder(header, [&](auto encoder) {
+        if constexpr (is_short) word[0] = code.word_of(header, x);
+        else code.with_encoder(header, [&](auto encoder) {
             if constexpr (Code::with_random) {
                 static_assert(rounds % 2 == 0, "two rounds share their random numbers");
                 COMPCOLL_UNROLL for (int r = 0; r < rounds; r += 2) {
@@ -199,23 +229,32 @@ template <class Code, int bits, int block>
 __device__ __forceinline__ void add_tile(const Code& code, const uint8_t* wire, int64_t b, typename Code::Value (&x)[lane_values]) {
     using T = typename Code::Value;
     using Header = typename Code::Header;
-    constexpr int rounds = block / round_values;
+    using Block = WarpBlock<Code, bits, block>;
+    constexpr int rounds = Block::rounds;
     constexpr bool staged = Code::staged_header != 0;
     const auto add = [&](const uint8_t* records, size_t place) {
         COMPCOLL_UNROLL for (int first = 0; first < tile_rounds; first += rounds) {
-            const int64_t from = code.layout.record(first / rounds), codes = from + code.layout.header_nbytes;
+            const int64_t from = code.layout.record(Block::index(first)), codes = from + code.layout.header_nbytes;
             uint32_t word[rounds];
-            load_rounds<bits, staged>(records + codes, place + static_cast<size_t>(codes), word);
+            if constexpr (Block::is_short) word[0] = load_four<bits>(records + codes + Block::lane() * bits / 2);
+            else load_rounds<bits, staged>(records + codes, place + static_cast<size_t>(codes), word);
             Header header;
             if constexpr (staged) header = *reinterpret_cast<const Header*>(records + from);
             else header = code.load_header(records + from);
-            code.with_decoder(header, [&](auto decoder) {
-                COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r) {
-                    T value[4];
-                    four_values(decoder, word[r], value);
-                    compcoll::add(reinterpret_cast<T(&)[4]>(x[4 * (first + r)]), value);
-                }
-            });
+            if constexpr (Block::is_short) {
+                T value[4];
+                code.with_decoder(header, [&](auto decoder) { four_values(decoder, word[0], value); });
+                code.rotate_back_in_warp(header, value);
+                compcoll::add(reinterpret_cast<T(&)[4]>(x[4 * first]), value);
+            } else {
+                code.with_decoder(header, [&](auto decoder) {
+                    COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r) {
+                        T value[4];
+                        four_values(decoder, word[r], value);
+                        compcoll::add(reinterpret_cast<T(&)[4]>(x[4 * (first + r)]), value);
+                    }
+                });
+            }
         }
     };
     const uint8_t* records = wire + code.layout.record(b);
@@ -261,32 +300,38 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
     const auto encode = [&](int first, uint8_t* record, size_t place) {
         T own[Block::many];
         COMPCOLL_UNROLL for (int k = 0; k < Block::many; ++k) own[k] = x[4 * first + k];
-        const int64_t index = b + first / Block::rounds;
+        if constexpr (Block::is_short) code.rotate_in_warp(own);
+        const int64_t begin = b * block + first * round_values;
         const typename Code::Header header = Block::header_of(code, own);
         uint32_t word[Block::rounds];
-        Block::codes_of(code, header, own, index * block, word);
-        if (lane_of_warp() == 0) {
+        Block::codes_of(code, header, own, begin, word);
+        if (Block::lane() == 0) {
             if constexpr (staged) *reinterpret_cast<typename Code::Header*>(record) = header;
             else code.store_header(record, header);
         }
-        store_rounds<bits, staged>(record + code.layout.header_nbytes, place + static_cast<size_t>(code.layout.header_nbytes), word);
+        uint8_t* codes = record + code.layout.header_nbytes;
+        if constexpr (Block::is_short) store_four<bits>(codes + Block::lane() * bits / 2, word[0]);
+        else store_rounds<bits, staged>(codes, place + static_cast<size_t>(code.layout.header_nbytes), word);
         if constexpr (!plain) {
             if (p.residual == nullptr && p.decoded == nullptr) return;
-            const RoundsOf<T> residual(p.residual, computed_storage<T>, index * block), decoded(p.decoded, out_storage_of(p), index * block);
+            const RoundsOf<T> residual(p.residual, computed_storage<T>, begin), decoded(p.decoded, out_storage_of(p), begin);
             constexpr int few = Block::rounds < 4 ? Block::rounds : 4;  // limited by the free registers
-            COMPCOLL_UNROLL for (int begin = 0; begin < Block::rounds; begin += few) {
+            COMPCOLL_UNROLL for (int from = 0; from < Block::rounds; from += few) {
                 T got[few][4];
                 code.with_decoder(header, [&](auto decoder) {
-                    COMPCOLL_UNROLL for (int r = 0; r < few; ++r) four_values(decoder, word[begin + r], got[r]);
+                    COMPCOLL_UNROLL for (int r = 0; r < few; ++r) four_values(decoder, word[from + r], got[r]);
                 });
-                COMPCOLL_UNROLL for (int r = begin; r < begin + few; ++r)
-                    conclude(p, RoundOf<T>{residual, r}, RoundOf<T>{decoded, r}, reinterpret_cast<const T(&)[4]>(own[4 * r]), got[r - begin]);
+                if constexpr (Block::is_short) code.rotate_back_in_warp(header, got[0]);
+                COMPCOLL_UNROLL for (int r = from; r < from + few; ++r) {
+                    const auto& wanted = reinterpret_cast<const T(&)[4]>(x[4 * (first + r)]);
+                    conclude(p, RoundOf<T>{residual, r}, RoundOf<T>{decoded, r}, wanted, got[r - from]);
+                }
             }
         }
     };
     const auto encode_all = [&](uint8_t* records, size_t place) {
         COMPCOLL_UNROLL for (int first = 0; first < tile_rounds; first += Block::rounds) {
-            const int64_t record = code.layout.record(first / Block::rounds);
+            const int64_t record = code.layout.record(Block::index(first));
             encode(first, records + record, place + static_cast<size_t>(record));
         }
     };
@@ -301,7 +346,7 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
 
 // ---- all of an array --------------------------------------------------------------------------------------------------------
 
-// Call work(first block) for whole tiles, and rest(block) for the blocks after them.
+// Call work(first block) for whole tiles, and rest(first block, end) for the blocks after them.
 template <int block, class Work, class Rest>
 __device__ __forceinline__ void for_tiles(const Parameters& p, const Work& work, const Rest& rest) {
     constexpr int blocks = tile_rounds * round_values / block;
@@ -311,7 +356,7 @@ __device__ __forceinline__ void for_tiles(const Parameters& p, const Work& work,
         if ((b + blocks) * block <= p.n) {
             work(b);
         } else {
-            COMPCOLL_ROLLED for (int64_t one = b; one < b + blocks && one < p.blocks; ++one) rest(one);
+            rest(b, b + blocks < p.blocks ? b + blocks : p.blocks);
         }
     }
 }
@@ -320,10 +365,7 @@ template <bool plain, int bits, int block, class Code>
 __device__ __forceinline__ void encode_tiles(const Parameters& p, const Code& code) {
     for_tiles<block>(
         p, [&](int64_t b) { encode_tile<plain, Code, bits, block>(p, code, b); },
-        [&](int64_t b) {
-            Team warp(5);
-            encode_block<plain>(p, code, warp, b);
-        });
+        [&](int64_t b, int64_t end) { encode_by_warp<plain>(p, code, b, end); });
 }
 
 template <int bits, int block, class Code>
@@ -337,10 +379,9 @@ __device__ __forceinline__ void decode_tiles(const Parameters& p, const Code& co
             const RoundsOf<T> out(p.out, out_storage_of(p), b * block);
             COMPCOLL_UNROLL for (int r = 0; r < tile_rounds; ++r) out.store(r, *reinterpret_cast<const T(*)[4]>(&x[4 * r]));
         },
-        [&](int64_t b) {
-            COMPCOLL_ROLLED for (int64_t i = b * block + 8 * lane_of_warp(); i < p.n && i < (b + 1) * block; i += 8 * warp_threads) {
-                decode_values(p, code, Values{i, p.n - i < 8 ? static_cast<int>(p.n - i) : 8});
-            }
+        [&](int64_t b, int64_t) {
+            COMPCOLL_ROLLED for (int64_t i = b * block + Code::many * lane_of_warp(); i < p.n; i += Code::many * warp_threads)
+                decode_values(p, code, Values{i, p.n - i < Code::many ? static_cast<int>(p.n - i) : Code::many});
         });
 }
 

@@ -12,41 +12,18 @@
 //   e is the largest exponent   as otherwise                                  below 2·2^top, which would decode to infinity
 #pragma once
 
-#include "cast.h"
 #include "magnitude.h"
+#include "small_floats.h"
 
 namespace compcoll {
 
-// A format of 8 bits, by its number of fraction bits.
-template <int fraction_bits_>
-struct Float8 {
-    static constexpr int fraction_bits = fraction_bits_, exponent_bits = 7 - fraction_bits;
-    static constexpr int bias = (1 << (exponent_bits - 1)) - 1;
-    static constexpr int top = exponent_bits == 4 ? 7 : 14;
+// A format of 8 bits, by its number of fraction bits. Values to round are below 2·2^top.
+template <int fraction_bits>
+struct Float8 : SmallFloat<7 - fraction_bits, fraction_bits> {
+    using Base = SmallFloat<7 - fraction_bits, fraction_bits>;
+    static constexpr int top = Base::exponent_bits == 4 ? 7 : 14;
     // The largest code of a value below 2·2^top.
-    static constexpr uint8_t below_overflow = static_cast<uint8_t>(((top + bias + 1) << fraction_bits) - 1);
-
-    // Round a float below 2^(top+1); `most` bounds the bits of the magnitude.
-    COMPCOLL_HD static uint8_t narrowed(float value, int32_t most) {
-        constexpr int dropped = 23 - fraction_bits;
-        constexpr int32_t rebias = (127 - bias) << 23, smallest_normal = (127 - bias + 1) << 23;
-        // Adjacent floats there are as far apart as the format's subnormal numbers.
-        constexpr uint32_t coarse = static_cast<uint32_t>(127 + 1 - bias - fraction_bits + 23) << 23;
-        const uint32_t bits = bits_as<uint32_t>(value);
-        const int32_t magnitude = static_cast<int32_t>(bits & 0x7fffffff);
-        const int32_t normal = (magnitude - rebias + ((1 << (dropped - 1)) - 1) + ((magnitude >> dropped) & 1)) >> dropped;
-        const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + bits_as<float>(coarse)) - coarse;
-        const auto code = static_cast<int32_t>(chosen(magnitude < smallest_normal, subnormal, static_cast<uint32_t>(normal)));
-        return static_cast<uint8_t>((code < most ? code : most) | static_cast<int32_t>(bits >> 24 & 0x80));
-    }
-
-    COMPCOLL_HD static float widened(uint8_t code) {
-        constexpr uint32_t rebias = static_cast<uint32_t>(127 - bias) << 23, smallest_normal = static_cast<uint32_t>(127 - bias + 1) << 23;
-        const uint32_t bits = code, shifted = (bits & 0x7f) << (23 - fraction_bits);
-        const float subnormal = bits_as<float>(shifted + smallest_normal) - bits_as<float>(smallest_normal);
-        const bool small = static_cast<int32_t>(bits & 0x7f) < (1 << fraction_bits);
-        return bits_as<float>(chosen(small, bits_as<uint32_t>(subnormal), shifted + rebias) | (bits & 0x80) << 24);
-    }
+    static constexpr uint8_t below_overflow = static_cast<uint8_t>(((top + Base::bias + 1) << fraction_bits) - 1);
 };
 
 using E4M3 = Float8<3>;
@@ -77,7 +54,11 @@ struct FP8 {
         COMPCOLL_HD explicit Encoder(Header exponent)
             : factor(power_of_two<T>(Format::top + FloatFormat<T>::bias - exponent)),
               most(exponent == 2 * FloatFormat<T>::bias ? Format::below_overflow : Format::below_overflow + 1) {}
-        COMPCOLL_HD uint8_t code(T x) const { return Format::narrowed(to_round_further(x * factor), most); }
+        COMPCOLL_HD uint8_t code(T x) const {
+            const float value = to_round_further(x * factor);
+            const int32_t magnitude = Format::rounded(Format::magnitude_of(value));
+            return static_cast<uint8_t>(Format::with_sign_of(value, magnitude < most ? magnitude : most));
+        }
     };
 
     template <class Format>

@@ -84,6 +84,7 @@ void HostCoder::check_config(const Config& config) const {
     in_range("variant", config.variant, 0, largest_variant(coder_.codec));
     if (coder_.codec == Codec::zfp) return;
     if (coder_.codec == Codec::cast) return void(checked_storage(config.first));
+    if (const int fixed = fixed_block(coder_.codec); fixed != 0) return void(in_range("block", config.second, fixed, fixed));
     if (in_range("block", config.second, 8, 1 << 20) % 8 != 0) throw nb::value_error("block must be a multiple of 8");
 }
 

@@ -76,8 +76,8 @@ struct Header {
 
     Config config() const {
         Config config;
-        config.second = block_values();
         const auto codec = static_cast<Codec>(target);
+        config.second = fixed_block(codec) != 0 ? fixed_block(codec) : block_values();
         const Range range = range_of_first(codec, wide());
         config.variant = variant % (largest_variant(codec) + 1);
         config.first = range.least + first % (range.largest - range.least + 1);
