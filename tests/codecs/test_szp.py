@@ -63,7 +63,7 @@ def wire_of(x: np.ndarray, tolerance: float, ranks: int = 1) -> tuple[bytes, np.
             blocks.append(part.tobytes())
             values.append(part)
             continue
-        integers = np.rint(part.astype(np.float64) / step).astype(np.int64)
+        integers = np.rint(part.astype(np.float64) * (1 / step)).astype(np.int64)
         differences = np.diff(integers, prepend=integers[0])
         width = max(int(d if d >= 0 else ~d).bit_length() + 1 for d in differences) if differences.any() else 0
         rows = -(-part.size // LANES)
