@@ -64,7 +64,8 @@ def wire_of(x: np.ndarray, tolerance: float, ranks: int = 1) -> tuple[bytes, np.
             values.append(part)
             continue
         integers = np.rint(part.astype(np.float64) * (1 / step)).astype(np.int64)
-        differences = np.diff(integers, prepend=integers[0])
+        # Of 32 bits; of sums of them, too, only the lower 32 count.
+        differences = np.diff(integers, prepend=integers[0]).astype(np.int32).astype(np.int64)
         width = max(int(d if d >= 0 else ~d).bit_length() + 1 for d in differences) if differences.any() else 0
         rows = -(-part.size // LANES)
         codes = np.zeros(rows * LANES, np.int64)
