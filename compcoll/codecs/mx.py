@@ -54,9 +54,10 @@ class MX(Codec):
     ``2**127``: larger float64 values are bounded, and smaller ones become 0. The wire of a block is the scale as a byte
     (E8M0), then the elements, the first in the lowest bits. Blocks that hold NaN or Inf decode to NaN.
 
-    ``nvfp4`` has a scale in E4M3 for each 16 elements of 4 bits (E2M1), and a float32 scale for each 1024, since
-    messages may begin at any block. The wire of 1024 values is the float32 scale, the 64 scales, then the elements;
-    the last wire has 64 scales too. 1024 values that hold NaN or Inf decode to NaN; if all are below 2**-80, to 0.
+    ``nvfp4`` has a scale in E4M3 for each 16 elements of 4 bits (E2M1), and a float32 scale for each 1024 values, so
+    that each message can be decoded alone. The wire of 1024 values is the float32 scale, the 64 scales, then the
+    elements; a shorter last block also has 64 scales. A block that holds NaN or Inf decodes to NaN; if all its values
+    are below 2**-80, to 0. Elements that are NaN or Inf, which other encoders may write, are not decoded as such.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ class MX(Codec):
         some values are much larger than the others (Student's t with 3 degrees of freedom), the error of ``mxint8``
         falls from 1.3e-2 to 7.1e-3 and that of ``mxfp4`` from 0.142 to 0.113; that of ``nvfp4`` rises from 0.089 to
         0.098. A last block of fewer values is not rotated. Blocks whose rotated values reach 2**120 (float64: 2**1016)
-        decode to NaN.
+        decode to NaN. float16 values near 65504 may decode to Inf.
 
     References
     ----------
@@ -91,7 +92,7 @@ class MX(Codec):
     rotate: bool = option(False, OneOf((False, True)), "spread large values over 32 values")
 
     name: ClassVar[str] = "mx"
-    for_auto = ({"format": "mxfp8_e4m3"}, {"format": "mxfp6_e2m3"}, {"format": "mxfp4"})
+    for_auto = ({"format": "mxfp6_e2m3"}, {"format": "mxfp4"})  # with 8 bits, fp8 and int8 have smaller errors
     speeds = (Speed("mx", 8.25, 3.4e9, 3.1e9, 2.6e9, 1.6e9), Speed("mx", 4.25, 3.1e9, 6.9e9, 5.5e9, 2.1e9))
     examples = (
         Example({}, "dd94645dd94ce018 43fa959e55c95a5a 366cd3742159063e c83d21360a9bc55a"),
@@ -122,7 +123,7 @@ class MX(Codec):
         return _FORMATS[self.format].error
 
     def error_bound(self, dtype: str) -> ErrorBound:
-        """Return a part of the block's largest magnitude; for float64, of magnitudes below 2**127.
+        """Return a part of the block's largest magnitude. For float64 it holds below 2**127, with ``rotate`` 2**124.
 
         With ``rotate``, it is 32 times as large: 32 errors add up in the worst case, each times ``1 / √32``, and the
         largest rotated value may be √32 times the largest value.

@@ -285,7 +285,8 @@ __device__ __forceinline__ void encode_blocks(const Parameters& p, const NVFP4Co
             largest[0] = magnitude_bits(largest_of(y, 0, mx_block));
         }
         team.reduce(largest, Larger());
-        const float scale = NVFP4<T>::block_scale(bits_as<T>(largest[0]), code.rotated);
+        const bool has_rotated = code.rotated && end - b * nvfp4_block >= mx_block;
+        const float scale = NVFP4<T>::block_scale(bits_as<T>(largest[0]), has_rotated);
         if (team.rank == 0) store_value(p.out + code.record(b * nvfp4_block), scale);
         if (at.count > 0) {
             code.encode(p.out, scale, at, y);

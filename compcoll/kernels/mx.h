@@ -1,5 +1,5 @@
 // The mx codec's arithmetic: the formats of "OCP Microscaling Formats (MX) Specification", version 1.0 (2023): a power of two for
-// each block of 32 values, in whose multiples values are rounded to an element type.
+// each block of 32 values, and an element type to which the values divided by it are rounded.
 //
 // Record of a block of m values:  the scale, s + 127, in a byte;  m codes of 8, 6 or 4 bits, first code in the lowest bits. With
 // 2^e <= M < 2^(e+1) for the largest magnitude M, s = e - emax, where 2^emax is the largest power of two that the element type
@@ -7,7 +7,7 @@
 //
 //   block                       scale                                         codes
 //   holds NaN or Inf            255                                           0; every value is NaN
-//   all values are 0            0                                             0, with the sign of the value
+//   all values are 0            0                                             0, with the sign of the value (not MXINT8)
 //
 // With rotation, full blocks are rotated (hadamard.h) before they are encoded; a short last block is not. 255 also stands for
 // blocks whose rotated values are 2^120 or larger (float64: 2^1016), since rotating them back might overflow.
@@ -75,6 +75,12 @@ COMPCOLL_HD T mx_scale(int scale) {
     }
 }
 
+// The same, but 2^-126 for 0.
+template <class T>
+COMPCOLL_HD T mx_normal_scale(int scale) {
+    return power_of_two<T>((scale == 0 ? 1 : scale) - 127);
+}
+
 // The codec, with the interface of blocks.h.
 template <class T>
 struct MX {
@@ -101,20 +107,27 @@ struct MX {
     COMPCOLL_HD static bool has_codes(Header scale) { return scale != nan; }
     COMPCOLL_HD static T only_value(Header) { return quiet_nan<T>(); }
 
+    // Both multiply by the factor, but in two steps by normal numbers, so that a processor that flushes subnormal ones does, too.
     template <class Element>
     struct Encoder {
-        T factor;
+        T factor, normal, rest;
 
-        COMPCOLL_HD explicit Encoder(Header scale) : factor(mx_scale<T>(254 - scale)) {}
-        COMPCOLL_HD uint32_t code(T x) const { return Element::code(to_round_further(exact_product(x, factor))); }
+        COMPCOLL_HD explicit Encoder(Header scale)
+            : factor(mx_scale<T>(254 - scale)), normal(mx_normal_scale<T>(254 - scale)), rest(scale == 254 ? T(0.5) : T(1)) {}
+        COMPCOLL_HD uint32_t code(T x) const {
+            return Element::code(to_round_further(exact_product(exact_product(x, normal), rest)));
+        }
     };
 
     template <class Element>
     struct Decoder {
-        T factor;
+        T factor, normal, rest;
 
-        COMPCOLL_HD explicit Decoder(Header scale) : factor(mx_scale<T>(scale)) {}
-        COMPCOLL_HD T value(uint8_t code) const { return exact_product(widened_to<T>(Element::widened(code)), factor); }
+        COMPCOLL_HD explicit Decoder(Header scale)
+            : factor(mx_scale<T>(scale)), normal(mx_normal_scale<T>(scale)), rest(scale == 0 ? T(0.5) : T(1)) {}
+        COMPCOLL_HD T value(uint8_t code) const {
+            return exact_product(exact_product(widened_to<T>(Element::widened(code)), normal), rest);
+        }
     };
 
     template <class Use>

@@ -10,10 +10,11 @@
 //   holds NaN or Inf            NaN                                           0; every value is NaN
 //   M is below 2^-80            +0                                            0; every value is +0
 //   6·448·S overflows           2 units in the last place smaller             as otherwise: every value is finite
+//   S overflows (float64)       the largest float                             as otherwise: values are bounded
 //
 // A group whose scale is 0 has codes of 0, with the sign of the value. With rotation (hadamard.h), each 32 values are rotated before they
-// are encoded, except the last of a block if there are fewer. Blocks whose rotated values are 2^120 or larger (float64: 2^1016) are
-// sent as NaN, since rotating them back might overflow.
+// are encoded, except the last of a block if there are fewer. Blocks with a rotated run whose values, after rotation, reach 2^120
+// (float64: 2^1016) are sent as NaN, since rotating them back might overflow.
 #pragma once
 
 #include "mx.h"

@@ -21,7 +21,7 @@ void encode_block(bool rotates, const T* values, size_t n, uint8_t* wire) {
         for (int group = 0; group < groups_of_run; ++group)
             largest[i / nvfp4_group + group] = largest_magnitude(run + group * nvfp4_group, nvfp4_group);
     });
-    const float scale = Codec::block_scale(largest_magnitude(largest, nvfp4_groups), rotates);
+    const float scale = Codec::block_scale(largest_magnitude(largest, nvfp4_groups), rotates && n >= mx_block);
     store(wire, scale);
     wire += sizeof(scale);
     if (!Codec::has_codes(scale)) return void(std::memset(wire, 0, nvfp4_groups + (n + 1) / 2));

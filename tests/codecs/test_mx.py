@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -155,3 +157,24 @@ def test_rotated_values_that_could_overflow_are_nan(instruction_set: str) -> Non
         for largest, is_nan in ((2.0**117, False), (2.0**124, True)):
             x = np.full(64, largest, np.float32)
             assert np.isnan(decode(instruction_set, codec, encode(instruction_set, codec, x), 64)).all() == is_nan
+        short = np.full(10, 2.0**124, np.float32)  # is not rotated
+        assert np.isfinite(decode(instruction_set, codec, encode(instruction_set, codec, short), 10)).all()
+
+
+FLUSHED = """
+import numpy as np, torch
+import compcoll
+for flushes in (False, True):
+    torch.set_flush_denormal(flushes)
+    for codec, largest in (("mx:format=mxint8", 1.5 * 2.0**127), ("mx", 2.0**-119), ("mx:format=mxfp8_e5m2", 2.0**-112)):
+        x = np.array([largest, largest / 4] * 16, np.float32)
+        wire = compcoll.encode(x, codec)
+        print(flushes, wire.tobytes().hex(), compcoll.decode(wire, x.shape, x.dtype, codec).tobytes().hex())
+"""
+
+
+def test_flushing_subnormal_numbers_changes_nothing() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", FLUSHED], capture_output=True, text=True, timeout=100, check=True)
+    lines = [line.split()[1:] for line in done.stdout.splitlines()]
+    assert len(lines) == 6 and lines[:3] == lines[3:]

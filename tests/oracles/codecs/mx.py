@@ -41,7 +41,7 @@ def rounded(x: np.ndarray, kind: Any, most: float) -> tuple[np.ndarray, np.ndarr
 
 def transformed(x: np.ndarray) -> np.ndarray:
     """The Hadamard transform of 32 values over √32, added in the order of the kernels."""
-    x = x * x.dtype.type(1 / np.sqrt(32))
+    x = x * x.dtype.type(np.sqrt(2) / 8)
     for distance in (16, 8, 4, 2, 1):
         pairs = x.reshape(-1, 2, distance)
         x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
