@@ -13,14 +13,14 @@ codec's error on the same data.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compcoll.algorithms import ALGORITHMS
 from compcoll.algorithms.record import NEVER, Encodings
-from compcoll.codecs import Codec, IntSum, Sign
+from compcoll.codecs import SZP, Codec, IntSum, Sign
 from compcoll.codecs.base import ErrorBound
 from compcoll.dtypes import DTYPES
 from compcoll.errors import InvalidArgument
@@ -61,7 +61,7 @@ def bound_of(codec: Codec | None, dtype: str, ranks: int = 1) -> ErrorBound:
     dtype : str
         The element type.
     ranks : int
-        Number of ranks whose encoded values are added, for additive codecs.
+        Number of ranks whose encoded values are added.
     """
     if codec is None or is_vote(codec):
         return ErrorBound()
@@ -71,6 +71,9 @@ def bound_of(codec: Codec | None, dtype: str, ranks: int = 1) -> ErrorBound:
     bound = codec.error_bound(dtype)
     if bound is None:
         raise InvalidArgument(f"{codec!r} has no error bound, so the benchmark cannot check its results")
+    if isinstance(codec, SZP):
+        # A part of the largest of all ranks' values, also in a mean.
+        return replace(bound, relative=ranks * bound.relative)
     return bound
 
 

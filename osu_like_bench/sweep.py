@@ -177,9 +177,9 @@ class _Sweep:
         """Compare a result with the exact one, by the error bounds of the codec and the algorithm that ran."""
         case, p, dtype = self.case, self.ranks.comm.size, x.dtype.name
         mean, terms = case.reduces and self.arguments.op == "mean", p if case.reduces else 1
-        # Additive codecs add integers, without rounding in any algorithm.
-        additive = codec is not None and codec.additive
-        path = Encodings(1, 1) if additive else encodings_of(case.name, algorithm, p, self.ranks.nodes)
+        # These add integers, without rounding in any algorithm.
+        once = codec is not None and (codec.additive or codec.homomorphic)
+        path = Encodings(1, 1) if once else encodings_of(case.name, algorithm, p, self.ranks.nodes)
         allowed = result_bound(bound_of(codec, dtype, p), path, dtype, terms + mean)
         typical, scale = typical_error(codec, x, path.levels, terms), 1.0 / p if mean else 1.0
         return verify(case, self.ranks.comm, x, out, allowed, typical=typical, scale=scale, votes=is_vote(codec))

@@ -22,13 +22,13 @@ import numpy as np
 from mpi4py import MPI
 
 from compcoll import Communicator, IntSum, Request
-from compcoll.algorithms.record import REDUCTIONS, UNEVEN
+from compcoll.algorithms.record import REDUCTIONS, UNEVEN, Encodings
 from compcoll.codecs.base import ErrorBound
 from compcoll.dtypes import DTYPES as FORMATS
 from compcoll.pending import Pending
 from compcoll.sparse import TopK
 from compcoll.transports.mpi import MPITransport
-from osu_like_bench.bounds import bound_of, encodings_of, of_blocks, result_bound
+from osu_like_bench.bounds import bound_of, encodings_of, of_blocks, result_bound, spread_out
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -167,7 +167,9 @@ class Case:
         else:
             # Blocks begin with every chunk: in some collectives with every rank's part.
             path = encodings_of(self.collective, algorithm, self.size, 1)
-            loss = result_bound(bound_of(codec, name), path, name, terms)
+            if codec is not None and codec.homomorphic:  # values are rounded once by any algorithm
+                path = Encodings(1, 1)
+            loss = result_bound(bound_of(codec, name, self.size), path, name, terms)
         # Means multiply each value by 1/p, which is itself rounded; and the reference is a float64, too.
         loss = replace(loss, relative=loss.relative + 4 * FORMATS[name].rounding)
         bounds = []
@@ -177,7 +179,9 @@ class Case:
                 counts = counts_of(values.size, self.size, source)
             pieces = np.split(values, np.cumsum(counts)[:-1])
             lost = [of_blocks(loss, piece) if piece.size else piece for piece in pieces]
-            spread = [np.repeat(each, loss.block)[: piece.size] for each, piece in zip(lost, pieces, strict=True)]
+            spread = [
+                spread_out(loss, each, piece.size) - loss.absolute for each, piece in zip(lost, pieces, strict=True)
+            ]
             bounds.append(np.concatenate(spread))
         if isinstance(codec, IntSum):  # the largest of all ranks' magnitudes, as often as there are ranks
             bounds = [np.max(bounds, axis=0)] * self.size
