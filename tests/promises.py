@@ -274,8 +274,7 @@ def error_bound(case: Case, inputs: list[np.ndarray], hops: int) -> float:
         lossy = 0.0
     elif isinstance(codec, SZP):  # whatever the ranks and the way
         greatest = max(np.abs(x.astype(np.float64)).max(initial=0.0) for x in inputs)
-        scale = 1 / size if case.op == "mean" else 1
-        lossy = codec.tolerance or codec.relative * greatest * scale
+        lossy = codec.tolerance or codec.relative * greatest
     elif isinstance(codec, ZFP) and codec.tolerance is not None:
         # Absolute errors do not shrink with the ranks' shares of the sum: they add up over ranks, not over hops.
         lossy = 2 * size * codec.tolerance if hops else 0.0
