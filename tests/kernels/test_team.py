@@ -24,6 +24,7 @@ CODECS: dict[str, Codec] = {
     "minmax": compcoll.get_codec("minmax", bits=5),
     "qsgd": compcoll.get_codec("qsgd", bits=4),
     "cast": compcoll.get_codec("cast", dtype="float16"),
+    "nvfp4": compcoll.get_codec("mx", format="nvfp4"),
 }
 for _codec in one_of_each(FIXED):
     if _codec.name in _host.codecs():
