@@ -145,7 +145,7 @@ REFERENCE = Reference(
     instructions={
         MX(): {"encode": (13, 1.05), "accumulate": (13.5, 1.05), "recode": (25, 1.05), "feedback": (40, 1.05)},
         MX("mxfp4"): {"encode": (20, 1.05), "accumulate": (16, 1.05), "recode": (33.5, 1.05), "feedback": (48, 1.05)},
-        MX("mxint8"): {"encode": (17.5, 1.05), "accumulate": (15.5, 1.05), "recode": (31, 1.05), "feedback": (46, 1.05)},
+        MX("mxint8"): {"encode": (17, 1.05), "accumulate": (15.5, 1.05), "recode": (31, 1.05), "feedback": (46, 1.05)},
         MX("mxfp6_e2m3"): {"encode": (16, 1.05), "accumulate": (17, 1.05), "recode": (31, 1.05)},
         MX("mxfp4", rotate=True): {"encode": (35, 1.05), "accumulate": (33, 1.05), "recode": (67, 1.05)},
     },
