@@ -92,7 +92,7 @@ struct MX {
     COMPCOLL_HD explicit MX(int first) : first(first), bits(mx_bits(first)) {}
 
     COMPCOLL_HD bool rotates(size_t length) const { return first >= mx_rotation && length == mx_block; }
-    // Of a block whose largest magnitude is this, perhaps after rotation.
+    // The scale of a block whose largest magnitude, perhaps after rotation, is this.
     template <class Element>
     COMPCOLL_HD static Header header(T largest, bool rotated) {
         const int scale = exponent_of(largest) - Element::emax + 127, bounded = scale < 0 ? 0 : scale;

@@ -44,11 +44,11 @@ struct NVFP4 {
     COMPCOLL_HD static uint8_t group_scale(T largest, float scale) {
         return static_cast<uint8_t>(Scale::narrowed(to_round_further(largest / T(6) / widened_to<T>(scale)), 448.0f));
     }
-    // What a code of 1 stands for.
+    // The value of the number 1 in a code.
     COMPCOLL_HD static T unit(uint8_t group_scale, float scale) {
         return widened_to<T>(Scale::widened(group_scale)) * widened_to<T>(scale);
     }
-    // What values are divided by.
+    // The divisor of values before they are encoded.
     COMPCOLL_HD static T divisor(T unit) { return unit == T(0) ? bits_as<T>(infinity_bits<T>) : unit; }
     COMPCOLL_HD static uint32_t code(T x, T divisor) { return Element::code(to_round_further(x / divisor)); }
     COMPCOLL_HD static T value(uint8_t code, T unit) { return widened_to<T>(Element::widened(code)) * unit; }
