@@ -188,11 +188,9 @@ class Job:
         A device does so asynchronously, before the collective ends.
         """
         operands = self.operands
-        if (
-            own and self.homomorphic and operands.residual is not None
-        ):  # this rounds ``x``, and only encoding keeps that
-            wire = self.wire(segment)
-            return self.encode(segment, wire, terms, final=True)
+        if own and self.homomorphic and operands.residual is not None:
+            # Adding ``x`` rounds it, and only encoding keeps what that loses.
+            return self.encode(segment, self.wire(segment), terms, final=True)
         with Timed(self.stats, DECODE, self._nbytes(segment)):
             if self.timeline is not None:
                 self.timeline.decoding(terms, adding=own)

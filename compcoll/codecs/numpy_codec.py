@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..dtypes import computed_on
 from ..errors import CodecError, WireCorrupted
-from ..host.arrays import load, store
+from ..host.arrays import load, store, store_residual
 from ..host.encode_options import PLAIN, EncodeOptions
 from .base import Array, Codec, Coder, Device
 
@@ -65,10 +65,7 @@ class NumpyCoder:
             return length
         got = self._read(n, wire[:length])
         if how.residual is not None:
-            with np.errstate(invalid="ignore"):
-                loss = (values - got) * self._computed.type(how.residual_scale)
-            loss[~np.isfinite(loss)] = 0
-            how.residual[:] = loss if how.feed else how.residual + loss
+            store_residual(values, got, how)
         if how.decoded is not None:
             store(got, how.decoded, self._dtype)
         return length

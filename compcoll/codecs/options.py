@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import InvalidArgument
@@ -153,3 +153,24 @@ def check_options(codec: Any) -> None:
             object.__setattr__(codec, one.name, limits.checked(value))
         except ValueError as error:
             raise InvalidArgument(f"{codec.name}: {one.name}={_shown(value)} {error}") from None
+
+
+def set_one_mode(codec: Any, name: str, value: Any) -> None:
+    """Check that at most one option of a new codec is set, and if none is, set this one.
+
+    Raises
+    ------
+    InvalidArgument
+        If several are set.
+    """
+    given = [one.name for one in fields(codec) if getattr(codec, one.name)]
+    if len(given) > 1:
+        raise InvalidArgument(f"{codec.name}: {' and '.join(given)} exclude each other: give one")
+    if not given:
+        object.__setattr__(codec, name, value)
+
+
+def repr_of_mode(codec: Any) -> str:
+    """Return the ``repr`` of a codec of which one option is set: only that one is shown."""
+    mode = next(one.name for one in fields(codec) if getattr(codec, one.name))
+    return f"{type(codec).__name__}({mode}={getattr(codec, mode)!r})"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ..dtypes import computed_on
-from ..errors import InvalidArgument
 from .base import Codec, Coder, Device, ErrorBound, Example, Speed
-from .options import Reals, option
+from .options import Reals, option, repr_of_mode, set_one_mode
 
 _BLOCK = 512
 
@@ -69,15 +68,9 @@ class SZP(Codec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tolerance is not None and self.relative is not None:
-            raise InvalidArgument("szp: tolerance and relative exclude each other: give one")
-        if self.tolerance is None and self.relative is None:
-            object.__setattr__(self, "relative", 1e-3)
+        set_one_mode(self, "relative", 1e-3)
 
-    def __repr__(self) -> str:
-        """Show only the option that is set."""
-        mode = next(field.name for field in fields(self) if getattr(self, field.name))
-        return f"SZP({mode}={getattr(self, mode)!r})"
+    __repr__ = repr_of_mode
 
     @property
     def needs_largest(self) -> bool:  # type: ignore[override]

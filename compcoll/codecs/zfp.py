@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..errors import InvalidArgument, WireCorrupted
 from ..host.encode_options import EncodeOptions
 from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .numpy_codec import NumpyCoder, Values
-from .options import Integers, OneOf, Reals, option
+from .options import Integers, OneOf, Reals, option, repr_of_mode, set_one_mode
 
 # Below these rates libzfp writes outside its buffers. compcoll writes no stream that libzfp cannot read.
 _LOWEST_MAXBITS = {"float32": 9, "float64": 12}
@@ -77,16 +77,9 @@ class ZFP(Codec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [name for name in ("rate", "tolerance", "precision", "lossless") if getattr(self, name)]
-        if len(given) > 1:
-            raise InvalidArgument(f"zfp: {' and '.join(given)} exclude each other: give one")
-        if not given:
-            object.__setattr__(self, "rate", 8.0)
+        set_one_mode(self, "rate", 8.0)
 
-    def __repr__(self) -> str:
-        """Show only the mode that is set."""
-        mode = next(field.name for field in fields(self) if getattr(self, field.name))
-        return f"ZFP({mode}={getattr(self, mode)!r})"
+    __repr__ = repr_of_mode
 
     @property
     def fixed_size(self) -> bool:  # type: ignore[override]

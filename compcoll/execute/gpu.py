@@ -33,9 +33,9 @@ from ..gpu.watchdog import NCCLBase
 from ..kernels._host import PiggybackReduction
 from ..pending import Steps
 from ..plan import choose
-from ..plan.call import NO_REDUCTION, Call
+from ..plan.call import Call
 from ..plan.choose import COPY
-from ..plan.plan import Plan, with_checksum
+from ..plan.plan import Plan, coder_on, with_checksum
 from ..stats import UNKNOWN
 from ..transports.base import Group, Transport
 from .compiled_plan import Asked, Buffers, CompiledPlan, Order, Run, driven, feedback_refused
@@ -204,8 +204,7 @@ class DeviceCollectives(Collectives):
         if dtype not in DTYPES:
             return None
         raw = uncompressed(self._here, dtype)
-        ranks = 1 if plan.call.op == NO_REDUCTION else self._size
-        coder = raw if plan.codec is None else plan.codec.coder_of_sum(self._here, dtype, ranks)
+        coder = raw if plan.codec is None else coder_on(self._here, plan.codec, plan.call, plan.setting)
         if not self._here.owns(coder):
             return None
         if self._ranks.checksum:

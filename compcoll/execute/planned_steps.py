@@ -350,9 +350,10 @@ class PlannedSteps:
             residual=None if buffers.residual is None else Window(buffers.residual),
             rng_counter=run.number % 2**32 << 32 | self._ranks.rank,
         )
-        job = Job(run.group, plan.coders, operands, chunks, run.allocate, run.stats, run.timeline)
-        job.homomorphic = plan.homomorphic
-        return job
+        return Job(
+            *(run.group, plan.coders, operands, chunks, run.allocate, run.stats, run.timeline),
+            homomorphic=plan.homomorphic,
+        )
 
 
 def _nothing() -> Steps:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import DTYPES, computed_on
+from .encode_options import EncodeOptions
 
 
 def load(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.floating]:
@@ -19,3 +20,11 @@ def store(values: npt.NDArray[np.floating], out: npt.NDArray[Any], dtype: str) -
     """Store values in memory of type ``dtype``, rounded to it."""
     with np.errstate(over="ignore"):
         out.view(DTYPES[dtype].numpy)[:] = values
+
+
+def store_residual(values: npt.NDArray[Any], decoded: npt.NDArray[Any], how: EncodeOptions) -> None:
+    """Store in ``how.residual`` what encoding lost of the values; errors that are not finite count as 0."""
+    with np.errstate(invalid="ignore"):
+        error = (values - decoded) * values.dtype.type(how.residual_scale)
+    error[~np.isfinite(error)] = 0
+    how.residual[:] = error if how.feed else how.residual + error

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..dtypes import DTYPES, computed_on
 from ..errors import WireCorrupted
 from ..kernels import _host
-from .arrays import load, store
+from .arrays import load, store, store_residual
 from .encode_options import PLAIN, EncodeOptions
 from .selection import HostSelection
 
@@ -71,9 +71,15 @@ class SzpCoder:
             values, scale = values * self._computed.type(scale), 1.0
             if how.feed:
                 values += how.residual
-        length = self._encode(n, values, scale, wires, wire)
+        step, limit = self._scales(values, scale, wires)
+        try:
+            length: int = self._kernels.encode(n, values, scale, wires, step, limit, wire)
+        except ValueError as error:
+            raise _corrupted(n, wires, error) from None
+        if values is not None and self._saves_nothing(length, n, wire) and np.isfinite(values).all():
+            self._warn()
         if how.residual is not None and values is not None:
-            self._store_residual(values, wires, how)
+            store_residual(values, self._rounded(values, step, limit), how)
         if how.decoded is not None:
             self.decode(n, None, (wire[:length],), how.decoded)
         return length
@@ -89,33 +95,18 @@ class SzpCoder:
         if got is not out:
             store(got, out, self._dtype)
 
-    def _encode(self, n: int, values: Array | None, scale: float, wires: Sequence[Array], wire: Array) -> int:
-        step, limit = self._scales(values, scale, wires)
-        try:
-            length: int = self._kernels.encode(n, values, scale, wires, step, limit, wire)
-        except ValueError as error:
-            raise _corrupted(n, wires, error) from None
-        if values is not None and self._saves_nothing(length, n, wire) and np.isfinite(values).all():
-            self._warn()
-        return length
-
     def _saves_nothing(self, length: int, n: int, wire: Array) -> bool:
         return length >= n * DTYPES[self._dtype].itemsize and wire.nbytes >= _LEAST_NBYTES_TO_WARN
 
     def _warn(self) -> None:
         _warn_that_nothing_is_saved(self._dtype, self._ranks)
 
-    def _store_residual(self, values: Array, wires: Sequence[Array], how: EncodeOptions) -> None:
-        """Store what rounding this rank's values loses; sums of integers lose nothing."""
-        step, limit = self._scales(values, 1.0, wires)
-        own = np.empty(self.wire_nbytes(values.size), np.uint8)
-        got = np.empty_like(values)
-        length = self._kernels.encode(values.size, values, 1.0, (), step, limit, own)
-        self._kernels.decode(values.size, None, 1.0, (own[:length],), step, limit, got)
-        with np.errstate(invalid="ignore"):
-            error = (values - got) * self._computed.type(how.residual_scale)
-        error[~np.isfinite(error)] = 0
-        how.residual[:] = error if how.feed else how.residual + error
+    def _rounded(self, values: Array, step: float, limit: float) -> Array:
+        """Return values as this rank rounds them. Only that loses something, since sums of integers are exact."""
+        wire, rounded = np.empty(self.wire_nbytes(values.size), np.uint8), np.empty_like(values)
+        length = self._kernels.encode(values.size, values, 1.0, (), step, limit, wire)
+        self._kernels.decode(values.size, None, 1.0, (wire[:length],), step, limit, rounded)
+        return rounded
 
     def _step_of(self, tolerance: float) -> float:
         """Return the step: two parts of the tolerance or a little less, far below the largest value of the type."""

@@ -45,9 +45,9 @@ __device__ __forceinline__ uint32_t shifted_left(uint32_t low, uint32_t high, in
 // combine(…) of the numbers of all lanes of a block.
 template <class Number, class Combine>
 __device__ __forceinline__ Number over_lanes(Number number, Combine combine) {
-    COMPCOLL_UNROLL for (int distance = szp_lanes / 2; distance > 0; distance /= 2)
-        number = combine(number, __shfl_xor_sync(0xffffffffu, number, distance));
-    return number;
+    Number numbers[1] = {number};
+    reduce_lanes<szp_lanes>(numbers, combine);
+    return numbers[0];
 }
 
 struct AnyBit {

@@ -39,10 +39,9 @@ public:
         std::vector<SzpWire> read;
         const SzpTerms<T> terms = checked(n, add, scale, wires, step, limit, read);
         require(wire.size() >= wire_nbytes(n), "the wire is too short");
-        std::vector<const uint8_t*> at(wires.size());
         const nb::gil_scoped_release released;
         store(wire.data(), step);
-        return pass_->encode(terms, at.data(), wire.data());
+        return pass_->encode(terms, wire.data());
     }
 
     void decode(size_t n, const std::optional<Array<const T>>& add, double scale, const Wires& wires, double step, double limit,
@@ -50,9 +49,8 @@ public:
         std::vector<SzpWire> read;
         const SzpTerms<T> terms = checked(n, add, scale, wires, step, limit, read);
         require(values.size() == n, "there must be n values");
-        std::vector<const uint8_t*> at(wires.size());
         const nb::gil_scoped_release released;
-        pass_->decode(terms, at.data(), values.data());
+        pass_->decode(terms, values.data());
     }
 
 private:

@@ -8,11 +8,11 @@
 
 namespace compcoll {
 
-// A wire whose length has been checked.
+// A wire whose length has been checked, and its next block: a pass moves that on.
 struct SzpWire {
     const uint8_t* firsts;
     const uint8_t* widths;
-    const uint8_t* blocks;
+    const uint8_t* block;
 };
 
 // The sum of an array times a scale and some wires; the array may be null.
@@ -23,16 +23,16 @@ struct SzpTerms {
     double scale;
     T limit;  // values of the array up to this magnitude become integers; others make their block raw
     double step;
-    const SzpWire* wires;
+    SzpWire* wires;
     size_t count;  // of the wires
 };
 
 template <class T>
 struct SzpFunctions {
     // Write the wire of the terms, without its step, and return its length in bytes.
-    size_t (*encode)(const SzpTerms<T>& terms, const uint8_t** at, uint8_t* wire);
+    size_t (*encode)(const SzpTerms<T>& terms, uint8_t* wire);
     // Store the sum of the terms, rounded once.
-    void (*decode)(const SzpTerms<T>& terms, const uint8_t** at, T* values);
+    void (*decode)(const SzpTerms<T>& terms, T* values);
 };
 
 using SzpPasses = PerType<SzpFunctions>;

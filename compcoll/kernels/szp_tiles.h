@@ -204,16 +204,16 @@ public:
         : terms_(terms), steps_per_unit_(terms.scale / terms.step),
           exact_step_(sizeof(T) == 4 && terms.step >= 0x1p-126 && terms.step < 0x1p128) {}
 
-    // Add the terms of block b, which has m values; `at` holds where each wire has this block, and is moved on.
-    void compute(size_t b, int m, const uint8_t** at) {
+    // Add the terms of block b, which has m values and is the next of each wire.
+    void compute(size_t b, int m) {
         m_ = m;
         is_raw_ = false;
         for (size_t i = 0; i < terms_.count; ++i) is_raw_ = is_raw_ || width_in(i, b) == szp_raw;
-        const bool array_fits = add_integers(b, at, terms_.add != nullptr);
-        if (!array_fits) add_integers(b, at, false);
+        const bool array_fits = add_integers(b, terms_.add != nullptr);
+        if (!array_fits) add_integers(b, false);
         is_raw_ = is_raw_ || !array_fits;
-        if (is_raw_) add_values(b, at, !array_fits);
-        for (size_t i = 0; i < terms_.count; ++i) at[i] += szp_block_nbytes(width_in(i, b), m, sizeof(T));
+        if (is_raw_) add_values(b, !array_fits);
+        for (size_t i = 0; i < terms_.count; ++i) terms_.wires[i].block += szp_block_nbytes(width_in(i, b), m, sizeof(T));
     }
 
     int width() const { return is_raw_ ? szp_raw : width_; }
@@ -249,7 +249,7 @@ private:
     }
 
     // Add the wires that are integers here; with_array: the array, too. Return whether the array's values can be integers.
-    bool add_integers(size_t b, const uint8_t* const* at, bool with_array) {
+    bool add_integers(size_t b, bool with_array) {
         uint8_t complete[szp_rows * szp_row_nbytes];
         bool some = false;
         first_ = 0;
@@ -258,7 +258,7 @@ private:
             const int width = width_in(i, b);
             if (width == szp_raw) continue;
             const auto& unpack = some ? by_width.unpack_add : by_width.unpack;
-            const int sum = unpack[width](packed(at[i], width, complete), differences_);
+            const int sum = unpack[width](packed(terms_.wires[i].block, width, complete), differences_);
             first_ += first_in(i, b);
             width_ = some ? sum : width;
             some = true;
@@ -286,7 +286,7 @@ private:
     }
 
     // Add in float64: the sum of all integers, the array unless it is among them, and the raw blocks in their order.
-    void add_values(size_t b, const uint8_t* const* at, bool with_array) {
+    void add_values(size_t b, bool with_array) {
         uint32_t integer = first_;
         for (int i = 0; i < m_; ++i) {
             if (has_integers_) integer += differences_[i];
@@ -296,7 +296,8 @@ private:
             for (int i = 0; i < m_; ++i) values_[i] += static_cast<double>(load<T>(terms_.add + b * szp_block + i)) * terms_.scale;
         for (size_t k = 0; k < terms_.count; ++k) {
             if (width_in(k, b) != szp_raw) continue;
-            for (int i = 0; i < m_; ++i) values_[i] += static_cast<double>(load<T>(at[k] + static_cast<size_t>(i) * sizeof(T)));
+            const uint8_t* block = terms_.wires[k].block;
+            for (int i = 0; i < m_; ++i) values_[i] += static_cast<double>(load<T>(block + static_cast<size_t>(i) * sizeof(T)));
         }
     }
 
@@ -324,22 +325,22 @@ private:
 
 // Call use(sum, b, m) for each block.
 template <class T, class Use>
-void for_each_sum(const SzpTerms<T>& terms, const uint8_t** at, Use use) {
+void for_each_sum(const SzpTerms<T>& terms, Use use) {
     BlockSum<T> sum(terms);
-    for (size_t i = 0; i < terms.count; ++i) at[i] = terms.wires[i].blocks;
     for (size_t begin = 0, b = 0; begin < terms.n; begin += szp_block, ++b) {
         const int m = static_cast<int>(terms.n - begin < szp_block ? terms.n - begin : szp_block);
-        sum.compute(b, m, at);
+        sum.compute(b, m);
         use(sum, b, m);
     }
 }
 
 template <class T>
-size_t encode(const SzpTerms<T>& terms, const uint8_t** at, uint8_t* wire) {
+size_t encode(const SzpTerms<T>& terms, uint8_t* wire) {
     const size_t blocks = (terms.n + szp_block - 1) / szp_block;
-    uint8_t *firsts = wire + szp_header_nbytes, *widths = firsts + 4 * blocks, *block = widths + (blocks + 3) / 4 * 4;
+    uint8_t *firsts = wire + szp_header_nbytes, *widths = firsts + 4 * blocks;
+    uint8_t* block = wire + szp_front_nbytes(static_cast<int64_t>(blocks));
     for (uint8_t* pad = widths + blocks; pad < block; ++pad) *pad = 0;
-    for_each_sum(terms, at, [&](const BlockSum<T>& sum, size_t b, int m) {
+    for_each_sum(terms, [&](const BlockSum<T>& sum, size_t b, int m) {
         store(firsts + 4 * b, sum.first());
         widths[b] = static_cast<uint8_t>(sum.width());
         sum.write(block);
@@ -349,8 +350,8 @@ size_t encode(const SzpTerms<T>& terms, const uint8_t** at, uint8_t* wire) {
 }
 
 template <class T>
-void decode(const SzpTerms<T>& terms, const uint8_t** at, T* values) {
-    for_each_sum(terms, at, [&](const BlockSum<T>& sum, size_t b, int) { sum.store_to(values + b * szp_block); });
+void decode(const SzpTerms<T>& terms, T* values) {
+    for_each_sum(terms, [&](const BlockSum<T>& sum, size_t b, int) { sum.store_to(values + b * szp_block); });
 }
 
 template <class T>

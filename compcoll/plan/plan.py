@@ -9,7 +9,7 @@ import numpy as np
 
 from ..algorithms import native
 from ..algorithms.dissemination import largest
-from ..codecs.base import Codec, Coder, Coders, bits_of
+from ..codecs.base import Codec, Coder, Coders, Device, bits_of
 from ..codecs.cast import uncompressed
 from ..codecs.checksum import CheckedCoder
 from ..codecs.sparse.sparsifier import MOST_ELEMENTS, SparseCoder, Sparsifier
@@ -125,14 +125,16 @@ def with_checksum(coder: Coder, device: HostDevice) -> Coder:
     return coder.checked() if isinstance(coder, SparseCoder) else CheckedCoder(coder, device)
 
 
+def coder_on(device: Device, codec: Codec, call: Call, setting: Setting) -> Coder:
+    """Bind a call's codec to a device, for as many terms as the call adds."""
+    return codec.coder_of_sum(device, call.dtype, 1 if call.op == NO_REDUCTION else setting.world.size)
+
+
 def coders_of(codec: Codec | None, call: Call, setting: Setting) -> Coders:
     """Return the coders of a call that uses a codec, or none."""
     device, known = setting.device, call.dtype in DTYPES
     raw: Coder = uncompressed(device, call.dtype) if known else NumberCoder(np.dtype(call.dtype), "sum")
-    coder = raw
-    if codec is not None:
-        ranks = 1 if call.op == NO_REDUCTION else setting.world.size
-        coder = codec.coder_of_sum(device, call.dtype, ranks)
+    coder = raw if codec is None else coder_on(device, codec, call, setting)
     if call.checksum:
         coder, raw = with_checksum(coder, device), with_checksum(raw, device)
     return Coders(coder, raw)

@@ -179,9 +179,8 @@ class Case:
                 counts = counts_of(values.size, self.size, source)
             pieces = np.split(values, np.cumsum(counts)[:-1])
             lost = [of_blocks(loss, piece) if piece.size else piece for piece in pieces]
-            spread = [
-                spread_out(loss, each, piece.size) - loss.absolute for each, piece in zip(lost, pieces, strict=True)
-            ]
+            in_parts = replace(loss, absolute=0.0)  # that is added once, below
+            spread = [spread_out(in_parts, each, piece.size) for each, piece in zip(lost, pieces, strict=True)]
             bounds.append(np.concatenate(spread))
         if isinstance(codec, IntSum):  # the largest of all ranks' magnitudes, as often as there are ranks
             bounds = [np.max(bounds, axis=0)] * self.size
