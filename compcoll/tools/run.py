@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from mpi4py.run import run_command_line
-
 from ..errors import InvalidArgument
 from ..execute.compiled_plan import named_codec
 from ..mpi.intracomm import Intracomm
@@ -39,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the program."""
+    from mpi4py.run import run_command_line  # not before compcoll has looked for mpi4py
+
     program = ["-m", *args.module] if args.module else args.program
     if not program:
         raise InvalidArgument(f"no program was given: {EXAMPLE}")

@@ -1,4 +1,4 @@
-"""Collectives, hooks and the backend over process groups of PyTorch's, on ranks that no MPI knows."""
+"""Collectives, hooks and the backend over process groups of PyTorch's, on ranks without mpi4py."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import pytest
 from mpi.environments import MPI, Completed
+from without_mpi4py import make_python
 
 from compcoll.gpu.device_transport import DeviceTransport
 
@@ -77,9 +78,10 @@ def environment(rank: int, ranks: int, ports: list[int], folder: Path, neighbour
 def run(job: str, number: int, folder: Path, neighbours: int = 0) -> Outcomes:
     """Run the checks of a job on a number of ranks, and tell what became of each on each rank."""
     ports = free_ports(4)
+    python = make_python(folder / "environment")
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", HERE / "program.py", folder, job],
+            [python, "-X", "faulthandler", HERE / "program.py", folder, job],
             env=environment(rank, number, ports, folder, neighbours),
             stdout=(folder / f"{rank}.out").open("w"),
             stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""A rank of test_groups.py, started as torchrun does it, where no MPI library is to be found: runs the checks in their
+"""A rank of test_groups.py, started as torchrun does it, without mpi4py: runs the checks in their
 order, and writes what became of each to the file that it is given.
 """
 
