@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 from torch.distributed.fsdp import FSDPModule
@@ -23,6 +24,7 @@ from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...sparse import DGCFeedback, Sparsifier, TopK
+from ..groups.membership import no_group
 from ..policy import KINDS, SMALLEST, exact_parameters
 from .bucket import Feedback
 from .ddp import GradientCompression
@@ -171,9 +173,7 @@ def compress(
     elif isinstance(model, FSDPModule):
         module = model
     else:
-        raise InvalidArgument(
-            f"model is a {type(model).__name__}: wrap it in DistributedDataParallel or apply fully_shard"
-        )
+        raise _unwrapped(model, "wrap it in DistributedDataParallel or apply fully_shard")
     chosen = as_codec(codec, codec_options)
     advise(chosen, optimizer)
     for collective in ("allreduce",) if module is not model else ("reduce_scatter", "allgather"):
@@ -195,6 +195,11 @@ def compress(
     return GradientCompression(
         *(model, chosen, algorithm, exact), feedback=feedback, selection=selection, timeout=timeout, transport=transport
     )
+
+
+def _unwrapped(model: nn.Module, advice: str) -> InvalidArgument:
+    """Return the error for a model that is not wrapped; without a process group it cannot be."""
+    return InvalidArgument(f"model is a {type(model).__name__}: {advice if dist.is_initialized() else no_group()}")
 
 
 def _check_hooks_run(model: nn.Module) -> None:
@@ -314,7 +319,7 @@ class DGC(GradientCompression):
         transport: str = "auto",
     ) -> None:
         if not isinstance(model, DistributedDataParallel):
-            raise InvalidArgument(f"model is a {type(model).__name__}: wrap it in DistributedDataParallel first")
+            raise _unwrapped(model, "wrap it in DistributedDataParallel first")
         codec = TopK(density, select)
         limit = None if clip is None else real("DGC: clip", clip)
         if limit is not None and not 0 < limit < math.inf:

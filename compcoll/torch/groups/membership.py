@@ -77,7 +77,7 @@ def check_group(group: Group) -> dist.ProcessGroup:
         If there is no group yet, or this process is not in it.
     """
     if not dist.is_initialized():
-        raise InvalidArgument("there is no process group yet: call torch.distributed.init_process_group() first")
+        raise InvalidArgument(no_group())
     if group is None:
         group = dist.group.WORLD
     if isinstance(group, DeviceMesh):
@@ -85,6 +85,19 @@ def check_group(group: Group) -> dist.ProcessGroup:
     if group is dist.GroupMember.NON_GROUP_MEMBER or not isinstance(group, dist.ProcessGroup):
         raise InvalidArgument(f"group={group!r}: this process is not in that group, and must not call its collectives")
     return group
+
+
+def no_group() -> str:
+    """Return the text of the error that there is no process group."""
+    accelerate = sys.modules.get("accelerate.state")
+    if accelerate is not None and accelerate.is_initialized():
+        return (
+            "there is no process group, because Accelerate runs one process only: `accelerate launch --cpu` starts one, "
+            "whatever --num_processes says. `torchrun --nproc-per-node 2 train.py` starts two, and so does `accelerate "
+            "launch --multi_gpu --num_processes 2 train.py`, even without GPUs; without GPUs, both need "
+            "Accelerator(cpu=True), or use_cpu=True of TrainingArguments"
+        )
+    return "there is no process group yet: call torch.distributed.init_process_group() first"
 
 
 def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
