@@ -25,6 +25,7 @@ from ..plan.explanation import link_text
 from ..plan.profile import find, load, path_of, place_of
 from . import selftest
 from .machine import Launcher, binding, cpu, launcher, loaded_networks, settings, versions
+from .network import gloo_listens, interfaces
 from .tune import Stopwatch, with_links
 
 if TYPE_CHECKING:
@@ -67,11 +68,14 @@ class Report:
         Headings and texts for the printed output.
     findings : list of Finding
         Problems and remarks.
+    verdict : str
+        The last line of the printed output if nothing is wrong.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
     lines: list[tuple[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    verdict: str = "compcoll works here"
 
     @property
     def healthy(self) -> bool:
@@ -108,17 +112,32 @@ EXAMPLE = "mpirun -n 4 python -m compcoll doctor"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print JSON")
+    network = "examine only this node's network interfaces: where PyTorch's gloo listens, and what to set"
+    parser.add_argument("--network", action="store_true", help=network)
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine all ranks, and print the report on one."""
     report, started_by = Report(), launcher()
-    _packages(report)
-    _environment(report)
-    _cpu(report)
-    if examine_ranks(report, started_by):
+    if args.network:
+        _network(report)
+    else:
+        _packages(report)
+        _environment(report)
+        _cpu(report)
+    if args.network or examine_ranks(report, started_by):
         print(to_json(report) if args.json else "\n".join(to_text(report)), flush=True)
     return 0 if report.healthy else 1
+
+
+def _network(report: Report) -> None:
+    """Report this node's network interfaces, and the one where gloo listens."""
+    report.verdict = "other nodes can connect to gloo here, unless a firewall is in the way"
+    every, gloo = interfaces(), gloo_listens()
+    report.add("interfaces", ", ".join(map(str, every)) or "none", interfaces=[each._asdict() for each in every])
+    report.add("gloo", f"takes {gloo.text}", gloo=gloo.text)
+    if gloo.problem:
+        report.find(WRONG, gloo.problem, f"{gloo.remedy}, before the ranks start on this node")
 
 
 def _packages(report: Report) -> None:
@@ -346,5 +365,4 @@ def to_text(report: Report) -> Sequence[str]:
         order = (WRONG, SLOW, NOTE)
         for level, text, remedy in sorted(report.findings, key=lambda finding: order.index(finding.level)):
             lines += [f"  {level:<6} {text}", f"         → {remedy}"]
-    verdict = "compcoll works here" if report.healthy else "something is wrong: see above"
-    return [*lines, "", verdict]
+    return [*lines, "", report.verdict if report.healthy else "something is wrong: see above"]

@@ -22,6 +22,7 @@ from ...stats import Stats
 from ..buffers import COMPRESSIBLE, nbytes_of
 from ..failure_detector import board_of
 from ..groups import collectives, membership
+from ..groups.gloo import make_gloo
 from ..handles import CoalescedWork, CompletedWork, Followed
 from ..linear import linear
 from ..options import Options
@@ -77,7 +78,7 @@ class WrappingGroup(SplittingGroup):
         super().__init__(store, rank, size, options)
         self._limit = timeout
         kinds = dist.ProcessGroup.BackendType
-        self._backends: list[Any] = [dist.ProcessGroupGloo(dist.PrefixStore("cpu/", store), rank, size, timeout)]
+        self._backends: list[Any] = [make_gloo(board_of(self), dist.PrefixStore("cpu/", store), timeout)]
         self._register_backend(torch.device("cpu"), kinds.GLOO, self._backends[0])
         if torch.cuda.is_available() and dist.is_nccl_available():
             given = dist.ProcessGroupNCCL.Options()

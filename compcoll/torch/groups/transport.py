@@ -37,6 +37,7 @@ from ...transports.nodes import find_nodes, host_name
 from ...transports.serialization import packed, unpacked
 from ..agreement import gather_bytes, gathered
 from ..failure_detector import Board, store_of
+from .gloo import make_gloo
 from .nccl import TorchNCCL
 
 _LENGTH_NBYTES = 8  # a wire that may be shorter than its memory begins with its length, which gloo does not report
@@ -118,8 +119,7 @@ class GroupTransport(LibraryConnection):
         self._store = dist.PrefixStore(f"compcoll/{ranks[0][-1]}", store)
         self.leaving: WeakSet[DeviceTransport] = WeakSet()
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
-        with self.board.waits("the making of connections"):
-            self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
+        self._gloo = make_gloo(self.board, self._store, self.limit)
         find_nodes(self, host or node_name(), lambda: None)
 
     def global_ranks(self) -> Sequence[int]:

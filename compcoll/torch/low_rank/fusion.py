@@ -19,6 +19,7 @@ from ...plan import choose
 from ..agreement import gathered, timeout_of
 from ..buffers import array_of
 from ..failure_detector import board_of, store_of
+from ..groups.gloo import make_gloo
 from ..groups.membership import communicator_of
 from ..handles import Followed
 from ..job_queue import JobQueue
@@ -215,7 +216,7 @@ def _line_beside(group: dist.ProcessGroup, device: torch.device) -> Any:
     own = dist.PrefixStore(f"compcoll/low-rank/{key}", store)
     limit = timedelta(seconds=timeout_of(group, device))
     if dict(each.split(":") for each in dist.get_backend_config(group).split(","))[device.type] != "nccl":
-        return dist.ProcessGroupGloo(own, group.rank(), group.size(), limit)
+        return make_gloo(board_of(group), own, limit)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = limit
     return dist.ProcessGroupNCCL(own, group.rank(), group.size(), options)
