@@ -199,6 +199,10 @@ class Codec(ABC):
         Whether `allreduce` adds wires without decoding them.
     homomorphic : bool
         Whether wires are added exactly, so that partial sums should travel encoded even where others travel raw.
+    needs_reference : bool
+        Whether wires hold how values differ from those that all ranks have: `Coder.encode` gets them in
+        ``how.decoded``, and `Coder.decode` in ``out``. Only the collectives of `compcoll.algorithms.record.UPDATING`
+        take such codecs.
     needs_largest : bool
         Whether ranks whose values are added must agree on their largest magnitude first; see `for_largest`.
     stochastic : bool
@@ -224,6 +228,7 @@ class Codec(ABC):
     fixed_size: bool = True
     additive: bool = False
     homomorphic: bool = False
+    needs_reference: bool = False
     needs_largest: bool = False
     stochastic: bool = False
     signs: bool = False
