@@ -31,9 +31,6 @@ ROOTED = ("bcast", "reduce", "gather", "scatter")
 UNEVEN = ("allgatherv", "alltoallv")
 """The collectives in which ranks do not know each other's sizes before."""
 
-UPDATING = ("allgather", "bcast")
-"""The collectives whose result all ranks have, so that a codec can send how it differs from the previous one."""
-
 
 class Encodings(NamedTuple):
     """The numbers of times that values are encoded.

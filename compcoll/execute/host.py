@@ -147,8 +147,9 @@ class Collectives(PlannedSteps):
         codec = plan.plan.call.codec
         if codec is not None and codec.needs_reference and out is None:
             raise InvalidBuffer(
-                f"{codec!r} sends how the result differs from the previous one, and updates that: pass it as out=, in "
-                "memory of its own; only on ranks other than a bcast's root, out=x is allowed"
+                f"{codec!r} sends how the result differs from the previous one, and updates that: give it as out= (on "
+                "the root of compcoll.torch.broadcast as reference=), in memory of its own; a bcast's other ranks may "
+                "give out=x"
             )
 
     def _check_reduce(

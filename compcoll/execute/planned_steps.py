@@ -34,7 +34,9 @@ from .compiled_plan import Buffers, Run
 _COUNT = struct.Struct("<q")
 _CHECKSUM = struct.Struct(">I")
 _LARGEST = np.dtype(np.float64)
-_SEND_ALL = "The previous values of out differ. Make the call once without a codec, which sends all values to all ranks."
+_SEND_ALL = (
+    "The previous values of out differ. Make the call once without a codec, which sends all values to all ranks."
+)
 
 PlanSteps = Callable[[Plan, Buffers, Run], Steps]
 
