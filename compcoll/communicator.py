@@ -717,8 +717,9 @@ class Communicator(Methods):
 
         Any error except a mismatch of the ranks' calls breaks the communicator.
         """
-        usable = error is None or error is self._handshake.mismatch or isinstance(error, CollectiveMismatch)
-        return error if usable else self._break(error, *parts)
+        if error is None or error is self._handshake.mismatch or isinstance(error, CollectiveMismatch):
+            return error
+        return self._break(error, *parts)
 
     def _break(self, error: BaseException, *parts: Any) -> BaseException:
         """Make the communicator unusable: inform the other ranks, and end all requests under way.

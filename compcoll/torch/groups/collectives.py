@@ -377,10 +377,10 @@ def broadcast(
 
 def _group_rank(group: dist.ProcessGroup, src: int | None, group_src: int | None) -> int:
     """Return the rank in a group that is given by its rank in the default group, or by that rank itself."""
-    ranks = dist.get_process_group_ranks(group) if group_src is None else range(group.size())
+    ranks = dist.get_process_group_ranks(group) if group_src is None else list(range(group.size()))
     given = src if group_src is None else group_src
-    if (src is None) == (group_src is None) or given not in ranks:
-        raise InvalidArgument(f"src={src!r}, group_src={group_src!r}: give one of them, out of {list(ranks)}")
+    if given is None or given not in ranks or None not in (src, group_src):
+        raise InvalidArgument(f"src={src!r}, group_src={group_src!r}: give one of them, out of {ranks}")
     return ranks.index(given)
 
 
