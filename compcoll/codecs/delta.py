@@ -65,14 +65,15 @@ class DeltaCoder:
         if add is not None or len(wires) != 1:
             raise CodecError("delta decodes one wire, and adds nothing")
         (wire,) = wires
-        count = _COUNT.unpack_from(wire.data)[0] if wire.size >= _COUNT.size else n + 1
+        count = _COUNT.unpack_from(wire.data)[0] if wire.size >= _COUNT.size else 0
         middle = _COUNT.size + count * self._bits.itemsize
-        positions = slice(None) if count == n else _positions(wire[middle:])
-        length = n if isinstance(positions, slice) else positions.size
-        below = isinstance(positions, slice) or not length or positions[-1] < n
-        if count > n or middle > wire.size or length != count or not below:
+        right, changed = middle <= wire.size, slice(None)
+        if count != n:
+            changed = _positions(wire[middle:])
+            right = right and changed.size == count and changed.max(initial=-1) < n
+        if not right:
             raise WireCorrupted(f"a wire of {wire.size} bytes does not hold differences of {n} elements")
-        out.view(self._bits)[positions] = wire[_COUNT.size : middle].view(self._bits)
+        out.view(self._bits)[changed] = wire[_COUNT.size : middle].view(self._bits)
 
 
 def _gap_codes(positions: Array) -> Array:
