@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from . import config
 from .codecs.base import Codec
 from .deprecated import renamed_attribute, warn
-from .errors import CommunicatorBroken, CompcollError, InvalidArgument
+from .errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument
 from .execute import observation
 from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, driven, named_codec, store_account
 from .execute.engine import Engine, Request, under_way
@@ -717,7 +717,9 @@ class Communicator(Methods):
 
         Any error except a mismatch of the ranks' calls breaks the communicator.
         """
-        return error if error is None or error is self._handshake.mismatch else self._break(error, *parts)
+        if error is None or error is self._handshake.mismatch or isinstance(error, CollectiveMismatch):
+            return error
+        return self._break(error, *parts)
 
     def _break(self, error: BaseException, *parts: Any) -> BaseException:
         """Make the communicator unusable: inform the other ranks, and end all requests under way.
@@ -751,4 +753,10 @@ def _handed_over(result: Any, x: Any, out: Any) -> Any:
 
 def _can_be_known(plan: Plan, buffers: Buffers) -> bool:
     """Return whether calls with equal arguments can reuse the plan, so that only their arrays need a check."""
-    return plan.call.rows is None and plan.algorithm not in choose.SPARSE and not buffers.apart
+    codec = plan.call.codec
+    return (
+        plan.call.rows is None
+        and plan.algorithm not in choose.SPARSE
+        and not buffers.apart
+        and not (codec is not None and codec.needs_reference)
+    )

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import config
 from .codecs.base import Codec, Coder
-from .codecs.registry import needed_codec
+from .codecs.registry import needed_codec, without_reference
 from .codecs.sparse import Sparsifier
 from .dtypes import DTYPES
 from .errors import InvalidBuffer, UnsupportedDType
@@ -47,7 +47,7 @@ def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
     >>> wire.nbytes, x.nbytes
     (1024, 4096)
     """
-    chosen = needed_codec(codec, codec_options)
+    chosen = without_reference(needed_codec(codec, codec_options), "encode")
     if gpu_memory(x):
         return _encode_there(x, chosen)
     if is_foreign(x):
@@ -79,7 +79,7 @@ def decode(
     >>> bool(np.abs(x - y).max() <= 2 / 255)
     True
     """
-    chosen = needed_codec(codec, codec_options)
+    chosen = without_reference(needed_codec(codec, codec_options), "decode")
     name = _compressible(str(dtype)[len(_TORCH) :] if str(dtype).startswith(_TORCH) else np.dtype(dtype).name)
     lengths = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if gpu_memory(wire):

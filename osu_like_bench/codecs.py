@@ -39,7 +39,7 @@ Operations = Mapping[str, Operation]
 
 _FIRST = [cls(**cls.examples[0].options) for cls in ALL]
 _MORE = [get_codec("cast", dtype="bfloat16"), get_codec("zfp", rate=16)]
-USUAL = (*(codec for codec in _FIRST if not codec.additive), *_MORE)
+USUAL = (*(codec for codec in _FIRST if not (codec.additive or codec.needs_reference)), *_MORE)
 """The codecs that are measured by default."""
 
 MEMCPY, COPY = "memcpy", "copy"

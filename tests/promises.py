@@ -60,7 +60,9 @@ def one_of_each(codecs: Sequence[Any]) -> list[Any]:
 
 ADDITIVE = [codec for codec in EVERY if codec.additive]
 SPARSE = [codec for codec in EVERY if isinstance(codec, Sparsifier)]
-ENCODED = [codec for codec in EVERY if codec not in ADDITIVE and codec not in SPARSE]
+# That send how values differ from those that all ranks have, in collectives that do not add.
+DIFFERENCES = [codec for codec in EVERY if codec.needs_reference]
+ENCODED = [codec for codec in EVERY if codec not in [*ADDITIVE, *SPARSE, *DIFFERENCES]]
 CODECS: list[Codec | None] = [None, *ENCODED]
 # With wires whose length depends on that of the values alone.
 FIXED = [codec for codec in ENCODED if codec.fixed_size]

@@ -9,6 +9,7 @@ from .additive import Sign as Sign
 from .base import Codec as Codec
 from .base import Coder as Coder
 from .cast import Cast as Cast
+from .delta import Delta as Delta
 from .fp8 import FP8 as FP8
 from .int8 import Int8 as Int8
 from .minmax import MinMax as MinMax

@@ -18,6 +18,9 @@ Array = Any
 # Number of values from whose wire `bits_of` computes the bits per value.
 _MANY = 1 << 16
 
+# The collectives whose result all ranks have, so that a codec can send how it differs from the previous one.
+UPDATING = ("allgather", "bcast")
+
 # By `Codec.stochastic`: encoding errors from which on residuals grow without bound, as measured on normal values.
 _MOST_FED_BACK = {True: 0.7, False: 1.01}
 
@@ -199,6 +202,9 @@ class Codec(ABC):
         Whether `allreduce` adds wires without decoding them.
     homomorphic : bool
         Whether wires are added exactly, so that partial sums should travel encoded even where others travel raw.
+    needs_reference : bool
+        Whether wires hold how values differ from those that all ranks have: `Coder.encode` gets them in
+        ``how.decoded``, and `Coder.decode` in ``out``. Only the collectives `UPDATING` take such codecs.
     needs_largest : bool
         Whether ranks whose values are added must agree on their largest magnitude first; see `for_largest`.
     stochastic : bool
@@ -224,6 +230,7 @@ class Codec(ABC):
     fixed_size: bool = True
     additive: bool = False
     homomorphic: bool = False
+    needs_reference: bool = False
     needs_largest: bool = False
     stochastic: bool = False
     signs: bool = False

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import codecs
 from ..errors import InvalidArgument, UnknownCodec
-from .base import Codec
+from .base import UPDATING, Codec
 from .sparse.methods import ALL as SPARSIFIERS
 
 _OWN: dict[str, type[Codec]] = {cls.name: cls for cls in [*codecs.ALL, *SPARSIFIERS]}
@@ -166,6 +166,22 @@ def needed_codec(codec: str | Codec, options: dict[str, Any]) -> Codec:
     if found is None:
         raise InvalidArgument("codec=None: a codec is needed here")
     return found
+
+
+def without_reference(codec: Codec, what: str) -> Codec:
+    """Return a codec that encodes values alone, as ``what`` needs it.
+
+    Raises
+    ------
+    InvalidArgument
+        If the codec needs values that the receivers have.
+    """
+    if codec.needs_reference:
+        raise InvalidArgument(
+            f"{what} cannot use {codec!r}, which sends how values differ from those that the receivers have: use "
+            f"another codec; only {' and '.join(UPDATING)} take this one"
+        )
+    return codec
 
 
 def meant(name: str, known: Iterable[str]) -> str:

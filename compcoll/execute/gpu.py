@@ -375,6 +375,8 @@ class DeviceCollectives(Collectives):
             yield timeline.fetch(buffers.residual, residual)
         if out is not None:
             out = x if out is buffers.x else pinned(out.nbytes).view(stored)
+            if chosen.plan.codec is not None and chosen.plan.codec.needs_reference:
+                yield timeline.fetch(buffers.out, out)
         if result is not None:
             result = (x if out is None else out).view(numpy_dtype(dtype)).reshape(tuple(result.shape))
         host = buffers._replace(x=x, out=out, result=result, residual=residual, order=None)

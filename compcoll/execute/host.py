@@ -123,7 +123,9 @@ class Collectives(PlannedSteps):
     def _check_allgather(self, x: Array, _: Any, out: Array | None, __: ErrorFeedback | None, asked: Asked) -> Checked:
         self._device.check_readable(x, "x")
         dtype, flat, result, flat_out = self._device.buffers(x, (self._size, *x.shape), out)
-        return self._compiled_plan("allgather", flat, dtype, asked), Buffers(flat, flat_out, result)
+        plan = self._compiled_plan("allgather", flat, dtype, asked)
+        self._check_reference(plan, out)
+        return plan, Buffers(flat, flat_out, result)
 
     def _check_allgatherv(self, x: Array, _: Any, __: Array | None, ___: ErrorFeedback | None, asked: Asked) -> Checked:
         self._device.check_readable(x, "x")
@@ -135,7 +137,20 @@ class Collectives(PlannedSteps):
     def _check_bcast(self, x: Array, root: Any, out: Array | None, _: ErrorFeedback | None, asked: Asked) -> Checked:
         root = self._root(root)
         dtype, flat, result, flat_out = self._device.buffers(x, None, out)
-        return self._compiled_plan("bcast", flat, dtype, asked, root=root), Buffers(flat, flat_out, result)
+        plan = self._compiled_plan("bcast", flat, dtype, asked, root=root)
+        self._check_reference(plan, None if flat_out is flat and self._ranks.rank == root else out)
+        return plan, Buffers(flat, flat_out, result)
+
+    @staticmethod
+    def _check_reference(plan: CompiledPlan, out: Array | None) -> None:
+        """Raise `InvalidBuffer` if a codec sends how the result differs from ``out``, and there is no such array."""
+        codec = plan.plan.call.codec
+        if codec is not None and codec.needs_reference and out is None:
+            raise InvalidBuffer(
+                f"{codec!r} sends how the result differs from the previous one, and updates that: give it as out= (on "
+                "the root of compcoll.torch.broadcast as reference=), in memory of its own; a bcast's other ranks may "
+                "give out=x"
+            )
 
     def _check_reduce(
         self, x: Array, param: tuple[Any, Any], out: Array | None, _: ErrorFeedback | None, asked: Asked

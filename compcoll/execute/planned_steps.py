@@ -25,13 +25,18 @@ from ..plan import choose
 from ..plan.choose import COPY
 from ..plan.cost import Profile
 from ..plan.plan import Plan, coders_of, make_plan, with_checksum
+from ..plan.signature import mismatch
 from ..stats import UNKNOWN
 from ..transports.base import Group, LibraryConnection
 from ..transports.shared import Shared
 from .compiled_plan import Buffers, Run
 
 _COUNT = struct.Struct("<q")
+_CHECKSUM = struct.Struct(">I")
 _LARGEST = np.dtype(np.float64)
+_SEND_ALL = (
+    "The previous values of out differ. Make the call once without a codec, which sends all values to all ranks."
+)
 
 PlanSteps = Callable[[Plan, Buffers, Run], Steps]
 
@@ -96,9 +101,9 @@ class PlannedSteps:
         self._steps_of: dict[str, PlanSteps] = {
             "allreduce": partial(self._reduction, self._allreduce),
             "reduce_scatter": partial(self._reduction, self._reduce_scatter),
-            "allgather": self._allgather,
+            "allgather": partial(self._update, self._allgather),
             "allgatherv": self._allgatherv,
-            "bcast": self._bcast,
+            "bcast": partial(self._update, self._bcast),
             "reduce": partial(self._reduction, self._reduce),
             "gather": self._gather,
             "scatter": self._scatter,
@@ -131,6 +136,20 @@ class PlannedSteps:
         largest[:] = own
         yield from self._add_numbers(run, plan.lengths.segment, "recursive_doubling", 0, largest, "max")
         return float(largest[0])
+
+    def _update(self, steps: PlanSteps, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        """Run a collective. If its codec sends differences, the ranks first compare what these differ from."""
+        if plan.codec is None or not plan.codec.needs_reference:
+            return steps(plan, buffers, run)
+        return self._for_equal_references(steps, plan, buffers, run)
+
+    def _for_equal_references(self, steps: PlanSteps, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        own = _CHECKSUM.pack(self._device.crc32c(buffers.out))
+        checksums: list[bytes] = yield from gather(run.group, own)
+        if len(set(checksums)) > 1:
+            calls = [f"{plan.signature}, previous values with checksum {each.hex()}" for each in checksums]
+            raise mismatch(calls, self._ranks.rank, _SEND_ALL)
+        yield from steps(plan, buffers, run)
 
     def _with_codec(self, plan: Plan, codec: Codec) -> Plan:
         """Return the plan with another codec's coders."""

@@ -244,6 +244,9 @@ class HostDevice:
         """Return whether an array is in host memory."""
         return isinstance(array, np.ndarray)
 
+    crc32c: Callable[[Array], int] = staticmethod(_host.crc32c)
+    """Returns the CRC-32C of an array's bytes."""
+
     empty_bytes: Callable[[int], Array] = staticmethod(partial(np.empty, dtype=np.uint8))
     """Allocates a number of bytes."""
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from ..algorithms import native
 from ..algorithms.dissemination import largest
-from ..codecs.base import Codec, Coder, Coders, Device, bits_of
+from ..codecs.base import UPDATING, Codec, Coder, Coders, Device, bits_of
 from ..codecs.cast import uncompressed
 from ..codecs.checksum import CheckedCoder
+from ..codecs.registry import without_reference
 from ..codecs.sparse.sparsifier import MOST_ELEMENTS, SparseCoder, Sparsifier
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
@@ -285,6 +286,8 @@ def _check_operation(call: Call) -> None:
         raise UnsupportedDType(
             f"{call.codec!r} compresses {', '.join(DTYPES)}, not {call.dtype}: convert x, or use codec=None"
         )
+    if call.collective not in UPDATING:
+        without_reference(call.codec, call.collective)
     if call.op not in (*SUMS, NO_REDUCTION):
         raise InvalidArgument(f"op={call.op!r} cannot be compressed: use codec=None, or op {' or '.join(SUMS)}")
 

@@ -84,8 +84,11 @@ def unmade(collective: str, error: Exception) -> str:
     return f"{collective} {how}: {type(error).__name__}: {error}"
 
 
-def mismatch(calls: list[str], own: int) -> CompcollError:
-    """Return the error for ranks that do not make the same call: a line for each distinct call, this rank's marked."""
+def mismatch(calls: list[str], own: int, remedy: str = "") -> CompcollError:
+    """Return the error for ranks that do not make the same call: a line for each distinct call, this rank's marked.
+
+    ``remedy`` is a last line that says what to do.
+    """
     callers: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
         callers.setdefault(call, []).append(rank)
@@ -95,4 +98,4 @@ def mismatch(calls: list[str], own: int) -> CompcollError:
     ]
     if any(map(_FAILED.match, calls)):
         return CollectiveFailed("\n".join(["not every rank could make its call:", *lines]))
-    return CollectiveMismatch("\n".join(["the ranks' calls do not belong together:", *lines]))
+    return CollectiveMismatch("\n".join(["the ranks' calls do not belong together:", *lines, *filter(None, [remedy])]))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..algorithms import ALGORITHMS
 from ..algorithms.record import REDUCTIONS
-from ..codecs.base import Codec
+from ..codecs.base import UPDATING, Codec
 from ..codecs.registry import needed_codec
 from ..codecs.sparse import Sparsifier, VarianceFeedback
 from ..communicator import Communicator
@@ -67,7 +67,7 @@ def check_codec(codec: str | Codec, **codec_options: Any) -> None:
     broken: dict[str, str] = {}
     with np.errstate(all="ignore"):
         for name, promise in PROMISES.items():
-            for trial in () if chosen.additive and name in _OF_CODERS else trials:
+            for trial in trials if _applies(name, chosen) else ():
                 try:
                     found = next(promise(trial), None)
                 except Exception as error:  # a codec may raise any exception
@@ -80,8 +80,13 @@ def check_codec(codec: str | Codec, **codec_options: Any) -> None:
         raise CodecError(f"{chosen!r} breaks {len(broken)} of {len(PROMISES)} promises:{lines}", broken)
 
 
+def _applies(name: str, codec: Codec) -> bool:
+    """Return whether a codec gives a promise."""
+    return name not in (_OF_CODERS if codec.additive else _OF_VALUES if codec.needs_reference else ())
+
+
 class Trial:
-    """Encodes and decodes whole arrays by a codec bound to an element type.
+    """Encodes and decodes whole arrays by a codec bound to an element type. If it needs a reference, that is zeros.
 
     Parameters
     ----------
@@ -119,6 +124,8 @@ class Trial:
         """Return the wire of an array plus decoded wires, written to memory filled with ``fill``."""
         most = self.coder.wire_nbytes(x.size)
         memory = np.concatenate([np.full(most, fill, np.uint8), _GUARD])
+        if self.codec.needs_reference:
+            how.setdefault("decoded", np.zeros(x.size, self.numpy))
         if "decoded" in how:
             how["decoded"] = _host().flat(how["decoded"], self.dtype)
         length = self.coder.encode(x.size, _host().flat(x, self.dtype), wires, memory[:most], EncodeOptions(**how))
@@ -130,7 +137,7 @@ class Trial:
         self, n: int, *wires: Array, add: Array | None = None, out: Array | None = None, scale: float = 1.0
     ) -> Array:
         """Return the sum of an array and decoded wires."""
-        out = np.full(n, 7, self.numpy) if out is None else out
+        out = np.full(n, 0 if self.codec.needs_reference else 7, self.numpy) if out is None else out
         flat = None if add is None else _host().flat(add, self.dtype)
         self.coder.decode(n, flat, wires, _host().flat(out, self.dtype), scale=scale)
         return out
@@ -178,6 +185,10 @@ class Ranks:
         more: list[dict[str, Any]] = [{"feedback": each} for each in feedback] or [{} for _ in inputs]
         if collective == "alltoallv":
             more = [{"counts": np.diff(_uneven(x, self.size), prepend=0, append=x.size)} for x in inputs]
+        if self.trial.codec.needs_reference:
+            previous = np.array(inputs if collective == "allgather" else inputs[0])
+            previous[..., ::50] = 0
+            more = [{"out": previous.copy()} for _ in inputs]
         return self.world.run(
             getattr(comm, f"i{collective}")(x, algorithm=algorithm, **how)
             for comm, x, how in zip(self.comms, inputs, more, strict=True)
@@ -357,7 +368,7 @@ def _long_buffers(trial: Trial) -> Found:
 
 def _other_collectives(trial: Trial) -> Found:
     for ranks in [] if trial.codec.additive else _worlds(trial)[-1:]:
-        for collective in choose.NAMES:
+        for collective in UPDATING if trial.codec.needs_reference else choose.NAMES:
             n = [ranks.size * trial.n] * ranks.size
             if collective == "allgatherv":
                 n = [trial.n + 5 * rank for rank in range(ranks.size)]
@@ -441,6 +452,8 @@ _OF_CODERS = _by_name(
     _sums,
     _failed_decoding,
 )
+# Those of codecs that encode values alone, and add.
+_OF_VALUES = _by_name(_inputs, _decoding, _decoded_copy, _residual, _sums, _allreduce, _long_buffers, _error_feedback)
 # The tests of a codec's promises, by name. Those of coders do not apply to additive codecs, which have no coder.
 PROMISES: Mapping[str, Callable[[Trial], Found]] = {
     **_by_name(_configuration),

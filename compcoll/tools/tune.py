@@ -191,8 +191,8 @@ def _merged(stored: Stored, path: Path) -> Profile:
 def _codecs() -> list[Codec | None]:
     """Return the codecs to measure: None for no codec, all with default options, and a few with other options."""
     own: list[Codec | None] = [None, ZFP(rate=16), MinMax(4), Cast("bfloat16"), ZFP(precision=16)]
-    # Additive codecs have no coder to measure: the cost model uses their `Codec.speeds`.
-    codecs = [codec for codec in map(get_codec, list_codecs()) if not codec.additive]
+    # The cost model uses `Codec.speeds` of codecs that have no coder to measure, or encode no values alone.
+    codecs = [codec for codec in map(get_codec, list_codecs()) if not (codec.additive or codec.needs_reference)]
     # One sparsifier stands for all of them.
     return own + [codec for codec in codecs if codec.name == "topk" or not isinstance(codec, Sparsifier)]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .groups.collectives import all_gather_into_tensor as all_gather_into_tensor
     from .groups.collectives import all_reduce as all_reduce
     from .groups.collectives import all_reduce_coalesced as all_reduce_coalesced
+    from .groups.collectives import broadcast as broadcast
     from .groups.collectives import reduce_scatter_tensor as reduce_scatter_tensor
     from .groups.exchanges import all_to_all_single as all_to_all_single
     from .groups.exchanges import all_to_all_single_autograd as all_to_all_single_autograd
@@ -44,7 +45,7 @@ _MODULES = {
     "gradients.compression": "DGC compress",
     "gradients.ddp": "GradientCompression",
     "gradients.fsdp": "ShardCompression",
-    "groups.collectives": "all_gather_into_tensor all_reduce all_reduce_coalesced reduce_scatter_tensor",
+    "groups.collectives": "all_gather_into_tensor all_reduce all_reduce_coalesced broadcast reduce_scatter_tensor",
     "groups.exchanges": "all_to_all_single all_to_all_single_autograd recv send",
     "groups.membership": "stats tune",
     "low_rank.methods": "ACPSGD PowerSGD",

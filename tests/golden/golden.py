@@ -25,7 +25,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fakes.loopback import normals
-from oracles.collectives import arguments
+from oracles.collectives import arguments, previous
 from promises import EVERY
 
 from compcoll import Codec, Communicator, CompcollError, ErrorFeedback
@@ -169,6 +169,7 @@ class World:
             given = {"codec": kind.codec, "algorithm": kind.algorithm, **options}
             if kind.collective in OTHER_ROOT:
                 given |= arguments(kind.collective, arrays[rank].size, self.size, rank, root=self.size // 2)
+            given |= previous(kind.codec, kind.collective, arrays)
             if feedback[rank] is not None:
                 given["feedback"] = feedback[rank]
             return call(arrays[rank], **given)

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from fakes import fake_cupy
 from fakes.loopback import World, normals
-from promises import ADDITIVE, ON_DEVICES, one_of_each
+from oracles import collectives as oracles
+from promises import ADDITIVE, DIFFERENCES, ON_DEVICES, algorithms_of, one_of_each
 
 import compcoll
 from compcoll import Codec, ErrorFeedback, Sign, errors, get_codec, gpu
+from compcoll.codecs.base import UPDATING
 from compcoll.dtypes import numpy_dtype
 from compcoll.gpu.discovery import gpus
 from compcoll.host.foreign import gpu_memory
@@ -245,6 +247,35 @@ def test_bfloat16_arrays(cupy: Any) -> None:
     results = world.allreduce([fake_cupy.upload(x) for x in inputs], codec="minmax", algorithm="ring")
     assert results[0].dtype == numpy_dtype("bfloat16")
     np.testing.assert_array_equal(results[0].array, expected[0])
+
+
+@pytest.mark.parametrize("collective", UPDATING)
+@pytest.mark.parametrize("codec", DIFFERENCES, ids=repr)
+def test_differences_are_found_on_the_host(cupy: Any, collective: str, codec: Codec) -> None:
+    """The previous values are fetched, too; ranks whose previous values differ are told, and can go on."""
+    world, inputs = World(2), normals(2, 5000)
+    out = oracles.previous(codec, collective, inputs)["out"]
+    expected = oracles.expected(collective, inputs, 0)
+
+    def starts(outs: Any) -> Any:
+        algorithm = algorithms_of(collective)[0]
+        return [
+            lambda comm, x=x, out=out: getattr(comm, f"i{collective}")(x, out=out, codec=codec, algorithm=algorithm)
+            for x, out in zip(map(fake_cupy.upload, inputs), outs, strict=True)
+        ]
+
+    outs = [fake_cupy.upload(out) for _ in inputs]
+    assert world.errors(starts(outs)) == [None] * 2
+    assert {each.array.tobytes() for each in outs} == {expected.tobytes()}
+    for comm in world.comms:
+        assert comm.stats is not None and comm.stats.codec == repr(codec)
+        assert comm.stats.wire_nbytes < comm.stats.raw_sent_nbytes / 2 or comm.stats.raw_sent_nbytes == 0
+    outs = [fake_cupy.upload(out), fake_cupy.upload(expected)]
+    assert all(isinstance(error, errors.CollectiveMismatch) for error in world.errors(starts(outs)))
+    assert [each.array.tobytes() for each in outs] == [out.tobytes(), expected.tobytes()]
+    outs[1] = fake_cupy.upload(out)
+    assert world.errors(starts(outs)) == [None] * 2
+    assert {each.array.tobytes() for each in outs} == {expected.tobytes()}
 
 
 def test_timeline_of_an_allreduce(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import itertools
 import os
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from promises import (
     ADDITIVE,
     ALGORITHMS,
     CODECS,
+    DIFFERENCES,
     Case,
     algorithms_of,
     check_codec,
@@ -28,6 +30,7 @@ from promises import (
 
 import compcoll
 from compcoll import ZFP, Communicator, ErrorFeedback, IntSum, MinMax, Sign
+from compcoll.codecs.base import UPDATING
 
 
 def normals(comm: MPI.Intracomm, n: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -322,6 +325,32 @@ def check_feedback(comm: MPI.Intracomm) -> None:
     for _ in range(20):
         total += compcoll.allreduce(x, codec="zfp", rate=8, algorithm="ring", comm=comm, feedback=feedback)
     assert comm.size == 1 or np.std(total / 20 - expected) < np.std(single - expected) / 4
+
+
+def check_differences(comm: MPI.Intracomm) -> None:
+    """Codecs that send differences: results are exact, ranks with other previous values are told and can go on."""
+    communicator, last = Communicator(comm, timeout=50), comm.size - 1
+    for codec, collective, dtype in itertools.product(DIFFERENCES, UPDATING, (ml_dtypes.bfloat16, np.float64)):
+        everybody = [np.random.default_rng(rank).standard_normal(70_001).astype(dtype) for rank in range(comm.size)]
+        expected = oracles.expected(collective, everybody, comm.rank, root=last)
+        root: dict[str, Any] = {"root": last} if collective == "bcast" else {}
+        for algorithm in (*algorithms_of(collective), "auto"):
+            x = everybody[comm.rank]
+            out = oracles.previous(codec, collective, everybody, root=last)["out"]
+            if collective == "bcast" and comm.rank != last:
+                x = out
+            call = partial(getattr(communicator, collective), x, out=out, algorithm=algorithm, **root)
+            assert call(codec=codec) is out and out.tobytes() == expected.tobytes()
+            if comm.size > 1 and algorithm != "auto":
+                assert communicator.stats is not None and communicator.stats.codec == repr(codec)
+                out.reshape(-1)[5] += dtype(comm.rank == 0)
+                before, error = out.tobytes(), raised(partial(call, codec=codec))
+                assert isinstance(error, compcoll.errors.CollectiveMismatch) and "rank 0" in str(error)
+                assert out.tobytes() == before
+                for again in (None, codec):
+                    call(codec=again, **({"algorithm": "auto"} if again is None else {}))
+                    assert out.tobytes() == expected.tobytes()
+    communicator.free()
 
 
 def check_several_in_flight(comm: MPI.Intracomm) -> None:

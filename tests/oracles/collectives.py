@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from compcoll import Codec
 from compcoll.algorithms.record import ROOTED
 
 
@@ -27,6 +28,15 @@ def arguments(collective: str, rows: int, ranks: int, rank: int, root: int = 0) 
 def has_result(collective: str, rank: int, root: int = 0) -> bool:
     """Whether a rank gets a result."""
     return rank == root or collective not in ("reduce", "gather")
+
+
+def previous(codec: Codec | None, collective: str, inputs: Sequence[np.ndarray], root: int = 0) -> dict[str, Any]:
+    """What a codec needs that sends differences: ``out`` with an earlier result, from which some elements differ."""
+    if codec is None or not codec.needs_reference:
+        return {}
+    out = inputs[root].copy() if collective == "bcast" else np.stack(inputs)
+    out[..., ::9] = 0
+    return {"out": out}
 
 
 def expected(collective: str, inputs: Sequence[np.ndarray], rank: int, root: int = 0) -> Any:

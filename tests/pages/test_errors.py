@@ -34,6 +34,8 @@ def test_the_command_measures_every_codec(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["errors", "--ranks", "4", "-m", "256K", "--json", str(path)])
     errors.main()
     rows = json.loads(path.read_text())["results"]
-    assert {row["codec"] for row in rows} == {repr(cls(**one.options)) for cls in ALL for one in cls.examples}
+    assert {row["codec"] for row in rows} == {
+        repr(cls(**one.options)) for cls in ALL if not cls.needs_reference for one in cls.examples
+    }
     wrong = [row for row in rows if errors.within(row) is False and row["estimate"] < 1]
     assert not wrong

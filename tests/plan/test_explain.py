@@ -107,7 +107,10 @@ def test_what_is_explained_runs(call: dict[str, Any]) -> None:
     assert len({repr(plan) for plan in plans}) == 1
     world.run(
         lambda comm, x: getattr(comm, f"i{call['collective']}")(
-            x, **options, **oracles.arguments(call["collective"], x.size, comm.size, comm.rank)
+            x,
+            **options,
+            **oracles.arguments(call["collective"], x.size, comm.size, comm.rank),
+            **oracles.previous(plans[0].call.codec, call["collective"], inputs),
         ),
         inputs,
     )
@@ -129,7 +132,9 @@ def test_what_is_explained_would_run_at_any_size(call: dict[str, Any]) -> None:
     n = max((1 << call["bits"]) // call["dtype"].itemsize // size, 1) * size
     x, options, collective = np.zeros(n, call["dtype"]), arguments(call), call["collective"]
     needed = {"reduce": (options.get("op"), 0), "alltoallv": oracles.counts_of(n, size, 0)}
-    given = needed.get(collective, options.get("op", 0 if collective in ROOTED else None)), None, None
+    updates = isinstance(options["codec"], Codec) and options["codec"].needs_reference
+    out = np.empty(x.shape if collective == "bcast" else (size, n), x.dtype) if updates else None
+    given = needed.get(collective, options.get("op", 0 if collective in ROOTED else None)), out, None
     asked = (options["codec"], options["algorithm"], {"tolerance": call["tolerance"]} if "tolerance" in options else {})
     try:
         plan = first.explain(x, collective=collective, **options)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...codecs.base import Codec
 from ...codecs.options import real
-from ...codecs.registry import as_codec
+from ...codecs.registry import as_codec, without_reference
 from ...deprecated import renamed_arguments
 from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
@@ -180,12 +180,15 @@ def compress(
         choose.check(collective, algorithm)
     exact = exact_parameters(module, exclude, min_numel)
     if module is model:
+        shards_codec = as_codec(param_codec, {}, "param_codec")
+        if shards_codec is not None:
+            without_reference(shards_codec, "param_codec=")
         if not isinstance(feedback, bool) or (isinstance(chosen, Sparsifier) and chosen.state is not ErrorFeedback):
             raise InvalidArgument(f"{chosen!r} with feedback={feedback!r}: fully_shard supports only ErrorFeedback")
         return ShardCompression(
             model,
             chosen,
-            as_codec(param_codec, {}, "param_codec"),
+            shards_codec,
             algorithm,
             exact,
             feedback=feedback,

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...codecs.base import Codec
-from ...errors import InvalidBuffer
+from ...errors import InvalidArgument, InvalidBuffer
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...plan.plan import Plan
@@ -20,6 +20,7 @@ from ..buffers import Packed, array_of, copy_of, nbytes_of
 from ..handles import Followed
 from ..job_queue import Work
 from ..linear import linear
+from ..untraced import untraced
 from . import operators
 from .membership import Decision, Group, Member, check_tensors, coding, member_of, members
 from .operators import traced_by
@@ -278,7 +279,8 @@ def all_gather_into_tensor(
 ) -> Work | None:
     """Gather all ranks' tensors in the order of their ranks. The parameters are those of `all_reduce`.
 
-    Every rank gets the same bits, also for its own tensor.
+    Every rank gets the same bits, also for its own tensor. With ``codec="delta"``, the output must hold the previous
+    result, which the call updates, and the input must not be a part of the output.
 
     Raises
     ------
@@ -300,13 +302,86 @@ def all_gather_into_tensor(
     member = member_of(group, output_tensor.device)
 
     def run() -> None:
-        target = Packed([output_tensor], filled=False)
-        own = copy_of(array_of(input_tensor.contiguous()))  # the input may be a part of the output
+        target = Packed([output_tensor], filled=codec.needs_reference)
+        own = array_of(input_tensor.contiguous())
+        if not codec.needs_reference:
+            own = copy_of(own)  # the input may be a part of the output
         out = array_of(target.memory).reshape(group.size(), -1)
         member.communicator.allgather(own, out=out, codec=codec, algorithm=algorithm)
         target.unpack()
 
     return member.start(run, output_tensor, async_op, output_tensor, input_tensor)
+
+
+@partial(untraced, reason="compcoll runs broadcasts outside of the graph")
+def broadcast(
+    tensor: Tensor,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    codec: str | Codec = "int8",
+    algorithm: str = choose.AUTO,
+    reference: Tensor | None = None,
+    **codec_options: Any,
+) -> Work | None:
+    """Copy one rank's tensor to all ranks, compressed. Every rank gets the same bits, the source too.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        The source's values; on the other ranks, the tensor to receive into.
+    src, group_src : int
+        The source, as a rank of the default group, or as one of ``group``. Give one of them.
+    group, async_op, codec, algorithm, **codec_options
+        As in `all_reduce`.
+    reference : torch.Tensor, optional
+        With ``codec="delta"``, on the source: the previous values, which the call replaces by the new ones. On the
+        other ranks, ``tensor`` holds the previous values.
+
+    Raises
+    ------
+    CollectiveMismatch
+        If the calls differ between ranks, or, with ``codec="delta"``, the previous values. All tensors are unchanged.
+
+    Examples
+    --------
+    >>> weights = torch.zeros(1024, dtype=torch.bfloat16)  # the same on all ranks
+    >>> previous = weights.clone()
+    >>> if dist.get_rank() == 0:
+    ...     weights[::50] = 1
+    >>> compcoll.torch.broadcast(weights, 0, codec="delta", reference=previous)
+    >>> float(weights.sum())
+    21.0
+    """
+    group = check_tensors(group, tensor, *([] if reference is None else [reference]))
+    codec = coding(codec, codec_options)
+    choose.check("bcast", algorithm)
+    if reference is not None and not codec.needs_reference:
+        raise InvalidArgument(f'reference= is for codec="delta", which sends differences, not for {codec!r}')
+    root = _group_rank(group, src, group_src)
+    kept = reference if group.rank() == root and codec.needs_reference else None
+    member = member_of(group, tensor.device)
+
+    def run() -> None:
+        values = Packed([tensor], filled=True)
+        result = values if kept is None else Packed([kept], filled=True)
+        member.communicator.bcast(
+            array_of(values.memory), root, out=array_of(result.memory), codec=codec, algorithm=algorithm
+        )
+        result.unpack()
+
+    return member.start(run, tensor, async_op, tensor, *([] if kept is None else [kept]))
+
+
+def _group_rank(group: dist.ProcessGroup, src: int | None, group_src: int | None) -> int:
+    """Return the rank in a group that is given by its rank in the default group, or by that rank itself."""
+    ranks = dist.get_process_group_ranks(group) if group_src is None else list(range(group.size()))
+    given = src if group_src is None else group_src
+    if given is None or given not in ranks or None not in (src, group_src):
+        raise InvalidArgument(f"src={src!r}, group_src={group_src!r}: give one of them, out of {ranks}")
+    return ranks.index(given)
 
 
 def _check_sizes(what: str, name: str, whole: Tensor, names: str, part: Tensor, ranks: int) -> None:

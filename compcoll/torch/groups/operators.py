@@ -37,7 +37,7 @@ _Collective = TypeVar("_Collective", bound=Callable[..., Any])
 
 _REASON = (
     "compcoll runs these calls outside of the graph: those with async_op=True, feedback=, a premultiplied sum, a codec "
-    "that is not a dataclass, or invalid arguments"
+    "that updates its output or is not a dataclass, or invalid arguments"
 )
 
 _eager: dict[str, Callable[..., Any]] = {}
@@ -84,6 +84,8 @@ def _as_text(op: Any, group: Group, codec: str | type[Codec], /, **options: Any)
         name = check_group(group).group_name
         made = coding(codec, options) if isinstance(codec, str) else codec(**options)
     except CompcollError:
+        return None
+    if made.needs_reference:  # the operators return new tensors
         return None
     _codecs[repr(made)] = made
     return None if operation.factor is not None else (operation.name, name, repr(made))
