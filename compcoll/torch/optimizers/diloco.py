@@ -392,11 +392,12 @@ class DiLoCo:
     def group(self) -> Ranks | None:
         """The ranks. Between two steps, all ranks of another group may set it.
 
-        After ranks have died, use the surviving ones: ``diloco.group = diloco.communicator.shrink()`` if the library of
-        MPI supports this, or a new process group. `synchronize` then makes the outer step that failed. To add ranks, each new rank makes a `DiLoCo` at the same time. All ranks then get the outer
-        parameters, the outer optimizer's state and the step number of a rank with the most outer steps. Ranks that have
-        made this number of outer steps keep their own parameters; all other ranks start from the outer ones. Unfinished
-        averages are discarded: the next average includes their content.
+        After ranks have died, use the surviving ones: a new process group, or
+        ``diloco.group = diloco.communicator.shrink()`` if the library of MPI supports this. `synchronize` then makes
+        the outer step that failed. To add ranks, each new rank makes a `DiLoCo` at the same time. All ranks then get
+        the outer parameters, the outer optimizer's state and the step number of a rank with the most outer steps. Ranks
+        that have made this number of outer steps keep their own parameters; all other ranks start from the outer ones.
+        Unfinished averages are discarded: the next average includes their content.
         """
         return self._ranks
 
