@@ -3,13 +3,16 @@
 A rank that gives up announces this in the group's store. Ranks that are waiting at that time answer there. Each rank
 writes and reads in a background thread, because a thread that waits in gloo cannot do anything else. If the store does
 not answer, the error is raised without this information.
+
+If a rank dies, only ranks that wait for it lose a connection. These close all their connections, so that ranks that
+wait for them notice, too.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
@@ -44,12 +47,15 @@ class Board:
 
     Attributes
     ----------
+    close : callable
+        Closes this rank's connections. Called before the other ranks are asked about a lost connection.
     waiting : dict
         Descriptions of the operations that this rank waits for at the moment, each under a unique key.
     """
 
     def __init__(self, store: dist.Store | None, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+        self.close: Callable[[], None] = lambda: None
         self._store = store
         self._received: dict[int, tuple[str, str]] = {}
         self._read = 0
@@ -105,7 +111,7 @@ class Board:
 
     def _error(self, error: RuntimeError, what: str, peer: int | None, seconds: float, *, asks: bool) -> CompcollError:
         said = str(error).partition("\n")[0]
-        lost = any(sign in said for sign in _GONE) and _OWN not in said
+        lost = _is_lost(said)
         if not lost and not any(sign in said for sign in _LATE):
             return CollectiveFailed(f"rank {self.rank}, {what}: {said}")
         if not asks or self._store is None:
@@ -114,6 +120,8 @@ class Board:
             missing, why = tuple[int, ...](), said
         else:
             self._announce(_LOST if lost else _GAVE_UP, f"waits: {what}")
+            if lost:
+                self.close()
             found = FailureDetector(self, _SECONDS_TO_ANSWER).ask(what, round(seconds, 1))
             gave_up = any(how == _GAVE_UP for how, _ in tuple(self._received.values()))
             if not lost or not isinstance(found, PeerTimeout) or gave_up:
@@ -146,10 +154,14 @@ class Board:
         return {rank: text for rank, (_, text) in tuple(self._received.items())}
 
     def failure(self, error: BaseException) -> CompcollError | None:
-        return None
+        """Convert PyTorch's error for an operation that could not start because a connection was lost."""
+        if isinstance(error, CompcollError) or not isinstance(error, RuntimeError) or not _is_lost(str(error)):
+            return None
+        return self._error(error, "a message", None, 0.0, asks=True)
 
     def abandon(self) -> None:
-        """Do nothing: a rank that waits in gloo cannot be woken before its time-out."""
+        """Close this rank's connections, which wakes the ranks that wait for it."""
+        self.close()
 
     def _announce(self, how: str, text: str) -> None:
         if self._own is None and self._store is not None:
@@ -176,6 +188,11 @@ class Board:
         if self._received and self._own is None and waits is not None:
             self._own, self._own_since = (_WAITS, f"waits: {waits}"), time.monotonic()
             self.look()
+
+
+def _is_lost(said: str) -> bool:
+    """Return whether PyTorch's message says that another rank closed a connection."""
+    return any(sign in said for sign in _GONE) and _OWN not in said
 
 
 _watched: weakref.WeakSet[Board] = weakref.WeakSet()

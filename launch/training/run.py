@@ -26,11 +26,12 @@ from osu_like_bench.report import Column, Progress, Table
 from osu_like_bench.training.processes import Place
 
 from . import checkpoint
-from .tasks import TASKS, Examples, Task, judge, loss_of
+from .tasks import TASKS, Examples, Task, judge, loss_of, share
 
 COMPRESSED = ("onebit-adam", "zero-one-adam")
 OPTIMIZERS = ("adamw", *COMPRESSED)
 """The optimizers of ``--optimizer``."""
+_EXAMPLES = "examples a step"
 LOW_RANK = {"acpsgd": compcoll.torch.ACPSGD, "powersgd": compcoll.torch.PowerSGD}
 
 
@@ -58,16 +59,28 @@ class Training:
         Of `train_ddp.py`.
     place : Place
         This rank, as it was launched.
+
+    Attributes
+    ----------
+    examples, batch : int
+        Examples of a step, of all ranks and of this one.
     """
 
     def __init__(self, arguments: argparse.Namespace, place: Place) -> None:
         self.arguments, self.place = arguments, place
         self.task = TASKS[arguments.task](arguments.data)
-        self.batch = arguments.batch or self.task.batch
+        self.found = checkpoint.load(arguments.checkpoint) if arguments.resume else None
+        self.examples = (arguments.batch or self.task.batch) * place.size
+        if self.found is not None and len(self.found[1]) != place.size:
+            self.examples = self.found[0]["settings"][_EXAMPLES]
+        self.batch = share(self.examples, place.rank, place.size)
         self.epochs = arguments.epochs or self.task.epochs
-        self.steps = self.task.steps(self.batch, place.size)
-        if not self.steps:
-            raise UsageError(f"{place.size} ranks with batches of {self.batch} need more examples than there are")
+        self.steps = self.task.steps(self.examples)
+        if not self.steps or self.examples < place.size:
+            raise UsageError(
+                f"{place.size} ranks with {self.examples} examples a step: there must be one for each rank, and there "
+                f"are {len(self.task.train.inputs)}"
+            )
         self.last = arguments.steps or self.steps * self.epochs
         torch.manual_seed(arguments.seed)
         self.module = self.task.model()
@@ -97,6 +110,11 @@ class Training:
         """Whether each rank steps by its own gradients, and something else is averaged."""
         arguments = self.arguments
         return arguments.optimizer in COMPRESSED or arguments.diloco is not None
+
+    @property
+    def weight(self) -> float:
+        """Factor of this rank's loss, with which the mean over the ranks is the mean over all examples of a step."""
+        return 1.0 if self.own_gradients else self.batch * self.place.size / self.examples
 
     def uncompressed_optimizer(self) -> torch.optim.Optimizer:
         """Make the optimizer that the arguments name, or AdamW in place of a compressed Adam."""
@@ -164,11 +182,15 @@ class Training:
 
     def back_propagate(self, model: nn.Module, examples: Examples) -> None:
         """Compute the gradients of this rank's examples."""
+        weight = self.weight
+
+        def loss(logits: Tensor, targets: Tensor) -> Tensor:
+            return weight * loss_of(logits, targets)
+
         if self.by_samples:
-            self.compression.backward(loss_of, *examples, micro_batches=self.arguments.micro_batches)
+            self.compression.backward(loss, *examples, micro_batches=self.arguments.micro_batches)
         else:
-            loss: Tensor = loss_of(model(examples.inputs), examples.targets)
-            loss.backward()
+            loss(model(examples.inputs), examples.targets).backward()
 
     def run(self, progress: Progress) -> None:
         """Train, and print a line for each epoch."""
@@ -200,7 +222,7 @@ class Training:
         seconds = []
         self.model.train()
         order = {"seed": self.arguments.seed, "epoch": epoch, "first": self.step - epoch * self.steps}
-        for examples in self.task.batches(self.batch, self.place.rank, self.place.size, **order):
+        for examples in self.task.batches(self.examples, self.place.rank, self.place.size, **order):
             started = time.perf_counter()
             self.set_rate()
             self.optimizer.zero_grad()
@@ -266,11 +288,14 @@ class Training:
         checkpoint.save(self.arguments.checkpoint, self.step, common, own, self.standing, self.barrier)
 
     def resume(self) -> bool:
-        """Go on from the last checkpoint, and return whether there was one."""
-        found = checkpoint.load(self.arguments.checkpoint)
-        if found is None:
+        """Go on from the last checkpoint, and return whether there was one.
+
+        If the number of ranks has changed, they share the examples of a step anew, so that steps are the same.
+        """
+        if self.found is None:
             return False
-        common, own = found
+        common, own = self.found
+        self.found = None
         if common["settings"] != self.settings():
             raise UsageError(f"the checkpoint is of {common['settings']}, but these are {self.settings()}")
         self.step = common["step"]
@@ -290,7 +315,7 @@ class Training:
 
     def settings(self) -> dict[str, Any]:
         """Return what must be the same for a run to be continued."""
-        return {"task": self.task.name, "seed": self.arguments.seed, "examples a step": self.batch * self.place.size}
+        return {"task": self.task.name, "seed": self.arguments.seed, _EXAMPLES: self.examples}
 
 
 def check(arguments: argparse.Namespace) -> None:

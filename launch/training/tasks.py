@@ -55,18 +55,26 @@ class Task:
     batch: int
     epochs: int
 
-    def steps(self, batch: int, ranks: int) -> int:
+    def steps(self, examples: int) -> int:
         """Return the steps of an epoch; the examples that do not fill a last one are left out."""
-        return len(self.train.inputs) // (batch * ranks)
+        return len(self.train.inputs) // examples
 
     def batches(
-        self, batch: int, rank: int, ranks: int, *, seed: int, epoch: int, first: int = 0
+        self, examples: int, rank: int, ranks: int, *, seed: int, epoch: int, first: int = 0
     ) -> Iterator[Examples]:
-        """Yield a rank's examples of each step of an epoch, from step ``first`` on, in an order by seed and epoch."""
+        """Yield a rank's examples of each step of an epoch, from step ``first`` on, in an order by seed and epoch.
+
+        The ``examples`` of a step are the same for any number of ranks.
+        """
         order = torch.randperm(len(self.train.inputs), generator=torch.Generator().manual_seed((seed << 20) + epoch))
-        for step in range(first, self.steps(batch, ranks)):
-            rows = order[(step * ranks + rank) * batch :][:batch]
+        for step in range(first, self.steps(examples)):
+            rows = order[step * examples :][:examples].tensor_split(ranks)[rank]
             yield Examples(self.train.inputs[rows], self.train.targets[rows])
+
+
+def share(examples: int, rank: int, ranks: int) -> int:
+    """Return how many examples of a step a rank has: the first ranks have one more than the others, if needed."""
+    return examples // ranks + (rank < examples % ranks)
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:

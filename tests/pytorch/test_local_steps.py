@@ -150,8 +150,8 @@ def test_all_ranks_end_alike_and_hear_of_their_traffic() -> None:
         assert stats.steps == 23 and 0 < stats.mean_step_nbytes < stats.peak_step_nbytes
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_what_was_just_averaged_is_not_moved_again_by_the_outer_momentum(resumed: bool) -> None:
+@pytest.mark.parametrize("event", ["none", "resumed", "failed on rank 1"])
+def test_what_was_just_averaged_is_not_moved_again_by_the_outer_momentum(event: str) -> None:
     def make(model: nn.Module, inner: torch.optim.Optimizer, comm: Communicator) -> DiLoCo:
         return DiLoCo(model, inner, every=5, group=comm)
 
@@ -162,9 +162,15 @@ def test_what_was_just_averaged_is_not_moved_again_by_the_outer_momentum(resumed
         for step in range(10):
             back_propagate(model, step, comm.rank)
             inner.step()
-        if resumed:
-            diloco.load_state_dict(copy.deepcopy(diloco.state_dict()))
         before = values_of(model)
+        if event == "resumed":
+            diloco.load_state_dict(copy.deepcopy(diloco.state_dict()))
+        elif event == "failed on rank 1":
+            if comm.rank == 1:
+                (fragment,) = diloco._fragments
+                fragment.outer.add_(1.0)
+                fragment.version, fragment.sent, diloco._rounds = 1, -1, 1
+            diloco.group = comm
         diloco.synchronize()
         assert values_of(model).tobytes() == before.tobytes()
         back_propagate(model, 10, comm.rank)

@@ -183,7 +183,7 @@ def plain_training(
     model = task.model()
     optimizer = task.optimizer(model.parameters())
     batches = [
-        [batch for epoch in range(EPOCHS) for batch in task.batches(64, rank, ranks, seed=0, epoch=epoch)]
+        [batch for epoch in range(EPOCHS) for batch in task.batches(64 * ranks, rank, ranks, seed=0, epoch=epoch)]
         for rank in range(ranks)
     ]
     for step in range(EPOCHS * steps):

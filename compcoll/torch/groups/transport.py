@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import __version__
-from ...errors import CollectiveMismatch, InvalidArgument, WireCorrupted
+from ...errors import CollectiveMismatch, CompcollError, InvalidArgument, WireCorrupted
 from ...gpu.device_transport import DeviceTransport
 from ...gpu.stream_transport import Bootstrap
 from ...kernels._host import Function
@@ -39,6 +40,10 @@ from ..agreement import gather_bytes, gathered
 from ..failure_detector import Board, store_of
 from .gloo import make_gloo
 from .nccl import TorchNCCL
+
+_NO_TAG = 2**31 - 1
+"""A tag that no message has."""
+_NO_TIME = timedelta(milliseconds=1)
 
 _LENGTH_NBYTES = 8  # a wire that may be shorter than its memory begins with its length, which gloo does not report
 
@@ -120,6 +125,7 @@ class GroupTransport(LibraryConnection):
         self.leaving: WeakSet[DeviceTransport] = WeakSet()
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
         self._gloo = make_gloo(self.board, self._store, self.limit)
+        self.board.close = partial(_close, self._gloo)
         find_nodes(self, host or node_name(), lambda: None)
 
     def global_ranks(self) -> Sequence[int]:
@@ -185,6 +191,12 @@ class GroupTransport(LibraryConnection):
             return TorchNCCL(device.runtime, device.index, self._store)
         way: Bootstrap = device.bootstrap()
         return way
+
+    def failure(self, error: BaseException) -> CompcollError | None:
+        return self.board.failure(error)
+
+    def abandon(self) -> None:
+        self.board.abandon()
 
     def announce(self, text: str) -> None:
         self.board.announce(text)
@@ -282,6 +294,15 @@ class _Started:
             if self.end is not None:
                 self.end()
         return True
+
+
+def _close(gloo: dist.ProcessGroupGloo) -> None:
+    """Close the connections to all ranks. Ranks that wait for this one, now or later, lose their connection."""
+    # gloo has no call for this, but closes all connections when a wait times out.
+    for other in range(gloo.size()):
+        if other != gloo.rank():
+            with suppress(RuntimeError):
+                gloo.recv([torch.empty(1)], other, _NO_TAG).wait(_NO_TIME)
 
 
 def _unpack(wire: Wire) -> None:

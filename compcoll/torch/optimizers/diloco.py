@@ -227,9 +227,9 @@ class Fragment:
 
     def abandon(self) -> None:
         """Discard the pending average: the next outer gradient includes its content."""
-        self.sent = -1
         if self.under_way is None:
             return
+        self.sent = -1
         work, residual = self.under_way.work, self.under_way.residual
         self.under_way = None
         if work is not None:
@@ -392,11 +392,12 @@ class DiLoCo:
     def group(self) -> Ranks | None:
         """The ranks. Between two steps, all ranks of another group may set it.
 
-        After ranks have died, use the surviving ones: ``diloco.group = diloco.communicator.shrink()`` if the library of
-        MPI supports this. To add ranks, each new rank makes a `DiLoCo` at the same time. All ranks then get the outer
-        parameters, the outer optimizer's state and the step number of a rank with the most outer steps. Ranks that have
-        made this number of outer steps keep their own parameters; all other ranks start from the outer ones. Unfinished
-        averages are discarded: the next average includes their content.
+        After ranks have died, use the surviving ones: a new process group, or
+        ``diloco.group = diloco.communicator.shrink()`` if the library of MPI supports this. `synchronize` then makes
+        the outer step that failed. To add ranks, each new rank makes a `DiLoCo` at the same time. All ranks then get
+        the outer parameters, the outer optimizer's state and the step number of a rank with the most outer steps. Ranks
+        that have made this number of outer steps keep their own parameters; all other ranks start from the outer ones.
+        Unfinished averages are discarded: the next average includes their content.
         """
         return self._ranks
 
@@ -640,9 +641,10 @@ class DiLoCo:
         if communicator.rank != root:
             self.steps = common["steps"]
             self.outer.load_state_dict(common["outer_optimizer"])
-            for fragment, outer, version in zip(self._fragments, common["outer"], common["versions"], strict=True):
+            states = zip(self._fragments, common["outer"], common["versions"], common["sent"], strict=True)
+            for fragment, outer, version, sent in states:
                 fragment.outer.copy_(outer)
-                fragment.version = version
+                fragment.version, fragment.sent = version, sent
                 if behind:
                     fragment.mix(0.0)
             others = untrained(self._module, self._trained) if behind else ()
@@ -656,6 +658,7 @@ class DiLoCo:
             "steps": self.steps,
             "outer": [fragment.outer for fragment in self._fragments],
             "versions": [fragment.version for fragment in self._fragments],
+            "sent": [fragment.sent for fragment in self._fragments],
             "outer_optimizer": self.outer.state_dict(),
             "others": [each.detach().cpu() for each in untrained(self._module, self._trained)],
         }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,10 +18,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
+from compcoll import Communicator
 from compcoll.errors import CollectiveFailed, PeerFailed, PeerTimeout
 from compcoll.plan.choose import AUTO, NAMES, SPARSE
 from compcoll.torch.failure_detector import Board
 from compcoll.torch.groups import transport
+from compcoll.transports.base import Wire
 
 LIMIT = timedelta(seconds=4)
 SILENT = 1
@@ -115,6 +119,33 @@ def _low_rank(kind: Any, wraps: bool) -> Callable[[nn.Module, dist.ProcessGroup]
         return model, kind(model, 1, process_group=group)
 
     return make
+
+
+def check_all_ranks_hear_of_a_death_before_their_time_is_up() -> None:
+    """Rank 0 waits for rank 1, which waits for rank 2. Rank 2 loses all connections, as a killed process does."""
+    rank, dead, group = dist.get_rank(), 2, dist.group.WORLD
+    known = transport.host_name
+    transport.host_name = lambda: f"host {rank}"
+    waits, posts = (transport.GroupTransport(group, torch.device("cpu"), 300.0) for _ in range(2))
+    communicator = Communicator(posts, timeout=300.0)
+    transport.host_name = known
+    communicator.allreduce(np.ones(1000, np.float32), codec="zfp", rate=8, algorithm="ring")
+    dist.barrier()
+    if rank == dead:
+        transport._close(posts._gloo)
+        time.sleep(1)
+        transport._close(waits._gloo)
+    else:
+        started = time.monotonic()
+        message = waits.irecv(Wire(np.empty(8, np.uint8)), rank + 1, 0)
+        with pytest.raises(PeerFailed) as raised:
+            message.Test()
+        assert raised.value.failed == (dead,)
+        with pytest.raises(PeerFailed) as raised:
+            communicator.allreduce(np.ones(1000, np.float32), codec="zfp", rate=8, algorithm="ring")
+        assert raised.value.failed == (dead,)
+        assert time.monotonic() - started < 60
+    dist.barrier()
 
 
 def check_backward_raises_the_error_itself() -> None:
