@@ -38,7 +38,7 @@ class MuonAndAdamW:
         parameters = list(model.parameters())
         matrices = [parameter for parameter in parameters if parameter.ndim == 2 and parameter not in held]
         if not matrices:
-            raise UsageError("--optimizer muon needs a model with matrices between embeddings and last layer: --task text")
+            raise UsageError("--optimizer muon needs matrices between embeddings and last layer: --task text")
         chosen = set(matrices)
         others = [parameter for parameter in parameters if parameter not in chosen]
         self.optimizers: tuple[torch.optim.Optimizer, ...] = (

@@ -1,4 +1,6 @@
-"""The pages study.md, study-text.md and study-muon.md: accuracy and loss against bytes sent, for all methods to send gradients."""
+"""The pages study.md, study-text.md and study-muon.md: accuracy and loss against bytes sent, for all methods to send
+gradients.
+"""
 
 from __future__ import annotations
 
