@@ -52,7 +52,11 @@ def parser() -> argparse.ArgumentParser:
     add("--steps", type=int, help="number of steps, at whose end the learning rate is zero")
     add("--sgd", type=float, metavar="RATE", help="learn by SGD with momentum instead")
     add("--momentum", type=float, help="of --sgd (default: 0.9)")
-    add("--optimizer", choices=OPTIMIZERS, help="learn by AdamW, or by an optimizer that compresses its momentum")
+    add(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        help="learn by AdamW, by Muon, or by an optimizer that compresses its momentum",
+    )
     add("--batch", type=int, help="examples of a rank in a step (default: the task's)")
     add("--seed", type=int, default=0, help="of the model and of the examples' order (default: 0)")
     add("--threads", type=int, help="threads of a rank (default: its share of the node's cores)")

@@ -26,10 +26,11 @@ from osu_like_bench.report import Column, Progress, Table
 from osu_like_bench.training.processes import Place
 
 from . import checkpoint
+from .muon import MuonAndAdamW
 from .tasks import TASKS, Examples, Task, judge, loss_of, share
 
 COMPRESSED = ("onebit-adam", "zero-one-adam")
-OPTIMIZERS = ("adamw", *COMPRESSED)
+OPTIMIZERS = ("adamw", "muon", *COMPRESSED)
 """The optimizers of ``--optimizer``."""
 _EXAMPLES = "examples a step"
 LOW_RANK = {"acpsgd": compcoll.torch.ACPSGD, "powersgd": compcoll.torch.PowerSGD}
@@ -86,7 +87,7 @@ class Training:
         self.module = self.task.model()
         self.parameters = sum(parameter.numel() for parameter in self.module.parameters())
         check(arguments)
-        self.optimizer = self.uncompressed_optimizer()
+        self.optimizer: Any = self.uncompressed_optimizer()
         self.compression: Any = None
         self.codec = chosen_codec(arguments)
         self.by_samples = isinstance(self.codec, Sparsifier) and issubclass(self.codec.state, VarianceFeedback)
@@ -116,12 +117,14 @@ class Training:
         """Factor of this rank's loss, with which the mean over the ranks is the mean over all examples of a step."""
         return 1.0 if self.own_gradients else self.batch * self.place.size / self.examples
 
-    def uncompressed_optimizer(self) -> torch.optim.Optimizer:
+    def uncompressed_optimizer(self) -> torch.optim.Optimizer | MuonAndAdamW:
         """Make the optimizer that the arguments name, or AdamW in place of a compressed Adam."""
         arguments, parameters = self.arguments, self.module.parameters()
         if arguments.sgd is not None:
             momentum = 0.9 if arguments.momentum is None else arguments.momentum
             return torch.optim.SGD(parameters, lr=arguments.sgd, momentum=momentum)
+        if arguments.optimizer == "muon":
+            return MuonAndAdamW(self.module, self.task.rate, self.task.decay)
         if arguments.optimizer is not None:
             return torch.optim.AdamW(parameters, lr=self.task.rate, weight_decay=self.task.decay)
         return self.task.optimizer(parameters)
@@ -328,6 +331,8 @@ def check(arguments: argparse.Namespace) -> None:
     if (own or diloco) and other:
         what = f"--optimizer {arguments.optimizer}" if own else "--diloco"
         raise UsageError(f"{what} averages no gradients: leave out {', '.join(other)}")
+    if diloco and arguments.optimizer == "muon":
+        raise UsageError("--diloco goes with one optimizer of all parameters, not --optimizer muon, which is two")
     if own and diloco:
         raise UsageError(f"--diloco goes with an optimizer that averages nothing itself, not {arguments.optimizer}")
     if arguments.gradient_codec is not None and not own:

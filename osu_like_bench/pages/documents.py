@@ -130,6 +130,8 @@ class Page:
         measured with the current code are skipped, and their rows stay.
     keep_failed : bool
         Whether the output of a failed command counts.
+    derived : callable
+        Takes the documents' folder and returns cases that follow from another page's record, by name.
     """
 
     name: str
@@ -141,14 +143,19 @@ class Page:
     plot: Callable[[Record, Path], None] | None = None
     by_row: bool = False
     keep_failed: bool = False
+    derived: Callable[[Path], Mapping[str, Case]] = lambda folder: {}
 
     def shown(self, rows: Iterable[Row]) -> list[Row]:
         """Return rows with only the figures that the record keeps."""
         return [{name: row[name] for name in self.columns or row if row.get(name) is not None} for row in rows]
 
     def record(self, repository: Path = REPOSITORY) -> Record:
-        """Read the record beside the document."""
-        return Record(repository / FOLDER / f"{self.name}.json")
+        """Read the record beside the document, and add the derived cases that it lacks."""
+        folder = repository / FOLDER
+        record = Record(folder / f"{self.name}.json")
+        for name, case in self.derived(folder).items():
+            record.cases.setdefault(name, case)
+        return record
 
     def state(self, repository: Path = REPOSITORY) -> str:
         """Return `UP_TO_DATE` if the code is as measured, else a text that begins with "older"."""

@@ -1,10 +1,12 @@
-"""The pages study.md and study-text.md: accuracy and loss against bytes sent, for all methods to send gradients."""
+"""The pages study.md, study-text.md and study-muon.md: accuracy and loss against bytes sent, for all methods to send
+gradients.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,7 +57,7 @@ class Method:
     @property
     def baseline(self) -> str:
         """The name of the uncompressed method with the same optimizer, to compare with."""
-        suffix = next((each for each in ("-adamw", "-momentum") if each in self.name), "")
+        suffix = next((each for each in ("-adamw", "-muon", "-momentum") if each in self.name), "")
         return BASELINE + suffix
 
     def values(self, measure: str) -> dict[int, float]:
@@ -243,7 +245,19 @@ def _plot(study: Study, record: Record, folder: Path) -> None:
     figure.savefig(folder / f"{study.name}.png", dpi=100)
 
 
-def _page(study: Study, *times: str) -> Page:
+def by_muon(folder: Path) -> dict[str, Case]:
+    """Return a shorter training by Muon for each case of study-text that averages AdamW's gradients."""
+    cases = {}
+    for name, case in Record(folder / f"{TEXT.name}.json").cases.items():
+        if "-adamw" in name and "--optimizer" not in case.command:
+            command = case.command.replace("--task text", "--task text --optimizer muon")
+            for given, instead in (("-n 4", "-n 2"), ("--batch 2", "--batch 4"), ("--steps 500", "--steps 100")):
+                command = command.replace(given, instead)
+            cases[name.replace("-adamw", "-muon")] = Case(command, launches=case.launches, seconds=case.seconds)
+    return cases
+
+
+def _page(study: Study, *times: str, derived: Callable[[Path], dict[str, Case]] = lambda folder: {}) -> Page:
     return Page(
         study.name,
         {
@@ -257,6 +271,7 @@ def _page(study: Study, *times: str) -> Page:
         rows=rows,
         plot=partial(_plot, study),
         by_row=True,
+        derived=derived,
     )
 
 
@@ -269,4 +284,5 @@ _LOSING = (
 """Pathspecs of the code that accuracy depends on: compression, but not the code that only sends."""
 DIGITS = Study("study", "accuracy", 0.01)
 TEXT = Study("study-text", "loss", 0.02, tokens=128)
-PAGES = (_page(DIGITS), _page(TEXT, "compcoll/torch/optimizers"))
+MUON = Study("study-muon", "loss", 0.02, tokens=128)
+PAGES = (_page(DIGITS), _page(TEXT, "compcoll/torch/optimizers"), _page(MUON, derived=by_muon))

@@ -104,6 +104,33 @@ def test_every_method_is_held_against_one_that_there_is() -> None:
         assert {method.baseline for method in study.methods(record)} <= record.cases.keys()
 
 
+@pytest.mark.with_torch
+def test_muons_trainings_are_adamws() -> None:
+    """Each training by AdamW that averages gradients has one by Muon with the same options, and the record has it."""
+    pytest.importorskip("torch", "2.13")
+    import train_ddp
+
+    pages = {page.name: page.record().cases for page in study.PAGES}
+    options = {
+        page: {
+            name: vars(
+                train_ddp.parser().parse_args(each.command.split("train_ddp.py ")[1].replace("{launch}", "0").split())
+            )
+            for name, each in cases.items()
+        }
+        for page, cases in pages.items()
+    }
+    muon, different = options["study-muon"], ("optimizer", "batch", "steps", "seed")
+    averaged = {n: each for n, each in options["study-text"].items() if "adamw" in n and each["optimizer"] is None}
+    assert len(averaged) > 30 and muon.keys() == {name.replace("adamw", "muon") for name in averaged}
+    for name, adamw in averaged.items():
+        mine = muon[name.replace("adamw", "muon")]
+        assert mine["optimizer"] == "muon"
+        assert {n: mine[n] for n in mine if n not in different} == {n: adamw[n] for n in adamw if n not in different}
+    for name, case in study.by_muon(TOP / "docs" / "measurements").items():
+        assert pages["study-muon"][name].command == case.command
+
+
 @pytest.mark.slow
 @pytest.mark.with_torch
 @pytest.mark.only_on("openmpi")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import os
@@ -26,6 +27,7 @@ from mpi.checks import CheckJob
 from mpi.environments import MPI, Completed
 from mpi.run import expand
 from torch import nn
+from training.muon import RATE, MuonAndAdamW
 
 from compcoll import ErrorFeedback, MinMax
 from compcoll.errors import InvalidArgument
@@ -35,7 +37,7 @@ from compcoll.torch.gradients.compression import compress
 from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters, kind_of
 from osu_like_bench import __main__ as osu_like_bench
 from osu_like_bench import ddp
-from osu_like_bench.training.models import NETWORKS
+from osu_like_bench.training.models import GPT, NETWORKS
 from osu_like_bench.training.processes import Place
 
 MPIRun = Callable[..., Completed]
@@ -234,6 +236,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (["--low-rank", "acpsgd", "--rank", "0"], "rank=0"),
         (["--gradient-codec", "qsgd"], "--gradient-codec goes with --optimizer onebit-adam"),
         (["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits"], "option=value"),
+        (["--optimizer", "muon"], "--task text"),
+        (["--task", "text", "--optimizer", "muon", "--diloco", "5"], "--diloco"),
     ],
 )
 @pytest.mark.usefixtures("alone")
@@ -244,6 +248,35 @@ def test_bad_training_arguments(
     with pytest.raises(SystemExit, match="2"):
         train_ddp.main()
     assert said in capsys.readouterr().err
+
+
+def test_muon_moves_the_matrices_of_hidden_layers() -> None:
+    """All else moves by AdamW; a run that loads a state goes on with the same bits."""
+    torch.manual_seed(0)
+    models = [GPT(8, layers=2, width=16) for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    matrices = [(n, p) for n, p in models[1].named_parameters() if p.ndim == 2 and n.startswith("blocks.")]
+    others = [(n, p) for n, p in models[1].named_parameters() if n not in dict(matrices)]
+    assert len(matrices) == 8 and {"embedding.weight", "out.weight", "norm.bias"} <= dict(others).keys()
+    oracles = [torch.optim.Muon(matrices, lr=RATE, weight_decay=0.1)]
+    oracles.append(torch.optim.AdamW(others, lr=1e-3, weight_decay=0.1))
+    ours, resumed = (MuonAndAdamW(model, 1e-3, 0.1) for model in (models[0], models[2]))
+
+    def step(model: nn.Module, *optimizers: Any, seed: int) -> torch.Tensor:
+        tokens = torch.randint(256, (4, 8), generator=torch.Generator().manual_seed(seed))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(tokens).logsumexp(-1).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    for seed in range(3):
+        assert torch.equal(step(models[0], ours, seed=seed), step(models[1], *oracles, seed=seed))
+    models[2].load_state_dict(models[0].state_dict())
+    resumed.load_state_dict(copy.deepcopy(ours.state_dict()))
+    assert torch.equal(step(models[2], resumed, seed=3), step(models[0], ours, seed=3))
 
 
 @pytest.mark.slow

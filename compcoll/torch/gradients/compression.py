@@ -30,7 +30,7 @@ from .bucket import Feedback
 from .ddp import GradientCompression
 from .fsdp import ShardCompression
 
-# From the studies: docs/measurements/study-text.md.
+# From the studies: docs/measurements/study-text.md and study-muon.md.
 _ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
 _MUCH = 0.9
 """SGD momentum at or above which methods that delay gradients ended with a higher loss in the study."""
@@ -51,6 +51,10 @@ _UNDER_MOMENTUM = {
     "variance": "it ended at 2.56 nats, and uncompressed gradients at 2.45",
     "hybrid": "it ended at 2.93 nats, and uncompressed gradients at 2.45",
 }
+_UNDER_MUON = {
+    "topk": "1 % of the elements ended at 3.21 nats, and uncompressed gradients at 2.58",
+}
+_INSTEAD_UNDER_MUON = "codec='int8'"
 _warned: set[tuple[str, str]] = set()
 
 
@@ -232,25 +236,36 @@ def advise(codec: Codec | None, optimizer: torch.optim.Optimizer | None) -> None
         raise InvalidArgument(f"optimizer={optimizer!r}: the torch.optim.Optimizer of the model's parameters is needed")
     if codec is None:
         return
-    kind = type(optimizer).__name__
-    instead = "compcoll.torch.OneBitAdam, which compresses the momentum, or DiLoCo"
+    kind, page = type(optimizer).__name__, "study-text"
     if isinstance(optimizer, _ADAMS):
-        option, most = _AT_MOST.get(codec.name, ("", math.inf))
-        enough = (getattr(codec, option, None) or math.inf) > most
-        measured = None if enough else _UNDER_ADAM.get(codec.name)
-    elif max(group.get("momentum", 0.0) for group in optimizer.param_groups) >= _MUCH:
-        measured = _UNDER_MOMENTUM.get(codec.name)
-        kind, instead = f"{kind} with a momentum of {_MUCH:g} or more", "a smaller momentum, or compcoll.torch.DGC"
+        measured = _UNDER_ADAM
+        instead = "compcoll.torch.OneBitAdam, which compresses the momentum, or DiLoCo"
+    elif isinstance(optimizer, torch.optim.Muon):
+        measured, instead, page = _UNDER_MUON, _INSTEAD_UNDER_MUON, "study-muon"
+    elif isinstance(optimizer, torch.optim.SGD) and max(each["momentum"] for each in optimizer.param_groups) >= _MUCH:
+        measured, kind = _UNDER_MOMENTUM, f"{kind} with a momentum of {_MUCH:g} or more"
+        instead = "a smaller momentum" + ", or compcoll.torch.DGC" * _suits_dgc(optimizer)
     else:
-        measured = None
-    if measured is None or (codec.name, kind) in _warned:
+        return
+    option, most = _AT_MOST.get(codec.name, ("", math.inf))
+    enough = (getattr(codec, option, None) or math.inf) > most
+    if enough or codec.name not in measured or (codec.name, kind) in _warned:
         return
     _warned.add((codec.name, kind))
     warnings.warn(
-        f"codec={codec.name!r} on gradients does not suit {kind}: in the study of a small GPT, {measured}. Use "
-        f"{instead} (docs/measurements/study-text.md)",
+        f"codec={codec.name!r} on gradients does not suit {kind}: in the study of a small GPT, {measured[codec.name]}. "
+        f"Use {instead} (docs/measurements/{page}.md)",
         stacklevel=3,
     )
+
+
+def _suits_dgc(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether `DGC` accepts an optimizer."""
+    try:
+        _momentum_of(optimizer)
+    except InvalidArgument:
+        return False
+    return True
 
 
 class DGC(GradientCompression):
@@ -369,7 +384,7 @@ def _momentum_of(optimizer: torch.optim.Optimizer) -> float:
     """Return the momentum shared by all parameter groups, or raise InvalidArgument."""
     supported = "DGC corrects the momentum of torch.optim.SGD, without Nesterov's and without dampening"
     if not isinstance(optimizer, torch.optim.SGD):
-        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: {supported}; for others, use codec='topk'")
+        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: {supported}; for others, use compress()")
     groups = optimizer.param_groups
     moments = sorted({group["momentum"] for group in groups})
     if len(moments) != 1 or any(group["nesterov"] or group["dampening"] for group in groups):
