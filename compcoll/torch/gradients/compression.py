@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...sparse import DGCFeedback, Sparsifier, TopK
-from ..policy import KINDS, SMALLEST, exact_parameters
+from ..policy import KINDS, SMALLEST, Codecs, as_codecs, each_codec, exact_parameters
 from .bucket import Feedback
 from .ddp import GradientCompression
 from .fsdp import ShardCompression
@@ -55,7 +55,7 @@ _warned: set[tuple[str, str]] = set()
 @renamed_arguments(smallest="min_numel", over="transport", parameters="param_codec")
 def compress(
     model: nn.Module,
-    codec: str | Codec | None = "int8",
+    codec: str | Codec | Mapping[str, str | Codec | None] | None = "int8",
     *,
     feedback: Feedback = True,
     exclude: Iterable[str] | Callable[[str, nn.Parameter], bool] = KINDS,
@@ -79,9 +79,11 @@ def compress(
     model : DistributedDataParallel, or a module that `fully_shard` was applied to
         The model, before its first backward pass. torch.compile may have wrapped it. For FSDP2 modules, the
         reduce-scatter of gradients is compressed.
-    codec : str or Codec, optional
+    codec : str, Codec or mapping, optional
         As for `compcoll.allreduce`. None sends gradients uncompressed. The default loses an eighth of what ZFP at
-        the same size loses of normally distributed gradients: see docs/codecs.md.
+        the same size loses of normally distributed gradients: see docs/codecs.md. A mapping gives codecs by pattern of
+        parameter names, such as ``{"*.mlp.*": "mx:format=mxfp4", "*": "int8"}``: the first pattern that fits a
+        parameter's name decides. A parameter that no pattern fits stays exact.
     feedback : bool or callable
         Whether to add each step's residual to the next step's gradients. Each compressed parameter needs as much memory
         as its gradient. A callable makes a feedback other than the codec's default, such as
@@ -92,7 +94,8 @@ def compress(
     min_numel : int
         Parameters with fewer elements stay exact.
     algorithm : str
-        As for `compcoll.allreduce`. ``"auto"`` compresses only buckets for which this saves time.
+        As for `compcoll.allreduce`. ``"auto"`` compresses only buckets for which this saves time. All codecs of a
+        mapping use the same algorithm.
     selection : str
         Unit in which a sparse codec selects elements under DistributedDataParallel, by threshold or magnitude.
         ``"parameter"``, as in the papers, sends one message per parameter; parameters with fewer than 1024 elements
@@ -120,8 +123,8 @@ def compress(
     Raises
     ------
     InvalidArgument
-        If the model is not wrapped, PyTorch passes no gradients to its hooks, or an option is invalid. A trial on a few
-        zeros checks the codec.
+        If the model is not wrapped, PyTorch passes no gradients to its hooks, an option is invalid, or a pattern
+        decides for no parameter. A trial on a few zeros checks each codec.
     HookTaken
         If another communication hook or method already reduces this model's gradients.
     NotUnderMPI, MPIMissing
@@ -151,6 +154,11 @@ def compress(
     >>> model = DistributedDataParallel(nn.Linear(64, 10))
     >>> compression = compcoll.torch.compress(model)
 
+    Codecs by parameter:
+
+    >>> model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    >>> compression = compcoll.torch.compress(model, {"0.*": "mx:format=mxfp4", "*": "int8"})
+
     Variance-based codecs need second moments of single samples:
 
     >>> model = DistributedDataParallel(nn.Linear(64, 10))
@@ -174,12 +182,14 @@ def compress(
         raise InvalidArgument(
             f"model is a {type(model).__name__}: wrap it in DistributedDataParallel or apply fully_shard"
         )
-    chosen = as_codec(codec, codec_options)
+    chosen = as_codecs(codec, codec_options)
     advise(chosen, optimizer)
     for collective in ("allreduce",) if module is not model else ("reduce_scatter", "allgather"):
         choose.check(collective, algorithm)
     exact = exact_parameters(module, exclude, min_numel)
     if module is model:
+        if isinstance(chosen, dict):
+            raise InvalidArgument("codec: fully_shard supports one codec, not a mapping")
         if not isinstance(feedback, bool) or (isinstance(chosen, Sparsifier) and chosen.state is not ErrorFeedback):
             raise InvalidArgument(f"{chosen!r} with feedback={feedback!r}: fully_shard supports only ErrorFeedback")
         return ShardCompression(
@@ -210,7 +220,7 @@ def _check_hooks_run(model: nn.Module) -> None:
         raise InvalidArgument(f"{type(model).__name__} cannot be compressed: {reason}")
 
 
-def advise(codec: Codec | None, optimizer: torch.optim.Optimizer | None) -> None:
+def advise(codec: Codecs, optimizer: torch.optim.Optimizer | None) -> None:
     """Warn, once per pair, if measurements showed that a gradient codec does not suit an optimizer.
 
     Raises
@@ -222,27 +232,26 @@ def advise(codec: Codec | None, optimizer: torch.optim.Optimizer | None) -> None
         return
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgument(f"optimizer={optimizer!r}: the torch.optim.Optimizer of the model's parameters is needed")
-    if codec is None:
-        return
-    kind = type(optimizer).__name__
-    instead = "compcoll.torch.OneBitAdam, which compresses the momentum, or DiLoCo"
-    if isinstance(optimizer, _ADAMS):
-        option, most = _AT_MOST.get(codec.name, ("", math.inf))
-        enough = (getattr(codec, option, None) or math.inf) > most
-        measured = None if enough else _UNDER_ADAM.get(codec.name)
-    elif max(group.get("momentum", 0.0) for group in optimizer.param_groups) >= _MUCH:
-        measured = _UNDER_MOMENTUM.get(codec.name)
-        kind, instead = f"{kind} with a momentum of {_MUCH:g} or more", "a smaller momentum, or compcoll.torch.DGC"
-    else:
-        measured = None
-    if measured is None or (codec.name, kind) in _warned:
-        return
-    _warned.add((codec.name, kind))
-    warnings.warn(
-        f"codec={codec.name!r} on gradients does not suit {kind}: in the study of a small GPT, {measured}. Use "
-        f"{instead} (docs/measurements/study-text.md)",
-        stacklevel=3,
-    )
+    for each in each_codec(codec):
+        kind = type(optimizer).__name__
+        instead = "compcoll.torch.OneBitAdam, which compresses the momentum, or DiLoCo"
+        if isinstance(optimizer, _ADAMS):
+            option, most = _AT_MOST.get(each.name, ("", math.inf))
+            enough = (getattr(each, option, None) or math.inf) > most
+            measured = None if enough else _UNDER_ADAM.get(each.name)
+        elif max(group.get("momentum", 0.0) for group in optimizer.param_groups) >= _MUCH:
+            measured = _UNDER_MOMENTUM.get(each.name)
+            kind, instead = f"{kind} with a momentum of {_MUCH:g} or more", "a smaller momentum, or compcoll.torch.DGC"
+        else:
+            measured = None
+        if measured is None or (each.name, kind) in _warned:
+            continue
+        _warned.add((each.name, kind))
+        warnings.warn(
+            f"codec={each.name!r} on gradients does not suit {kind}: in the study of a small GPT, {measured}. Use "
+            f"{instead} (docs/measurements/study-text.md)",
+            stacklevel=3,
+        )
 
 
 class DGC(GradientCompression):

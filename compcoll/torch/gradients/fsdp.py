@@ -29,7 +29,7 @@ from ..groups.membership import communicator_of
 from ..handles import CompletedWork
 from ..job_queue import JobQueue, Work
 from ..linear import linear
-from ..policy import described, log_choice, try_codec
+from ..policy import codec_by_name, described, log_choice, try_codec
 from ..states import (
     BEGUN,
     BETWEEN,
@@ -519,7 +519,8 @@ class ShardCompression:
             for ranks in replicas:
                 group.mesh_info = copy.copy(group.mesh_info)  # modules share the original
                 group.mesh_info.replicate_process_group = Replicas(ranks, reductions[BETWEEN], scattered)
-        log_choice(*(self.communicator, codec, algorithm, dict(model.named_parameters()), exact, largest), scatter=True)
+        codecs, parameters = codec_by_name(codec, model, exact), dict(model.named_parameters())
+        log_choice(*(self.communicator, codec, codecs, algorithm, parameters, largest), scatter=True)
 
     @property
     def parameters_error(self) -> float:
