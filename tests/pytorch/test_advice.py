@@ -48,5 +48,10 @@ def test_what_does_not_go_with_an_optimizer_is_told_once(monkeypatch: pytest.Mon
         advice.advise(None, adam)
         for momentum in (0, 0.9):
             advice.advise(get_codec("int8"), torch.optim.SGD(parameters, 0.1, momentum=momentum))
+    advice._warned.clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        advice.advise({"a": get_codec("onebit"), "b": None, "c": get_codec("int8"), "*": get_codec("topk")}, adam)
+    assert [str(each.message).partition(" on ")[0] for each in found] == ["codec='onebit'", "codec='topk'"]
     with pytest.raises(InvalidArgument, match="optimizer=3"):
         advice.advise(None, 3)  # type: ignore[arg-type]

@@ -12,11 +12,15 @@ pytest.importorskip("torch", "2.13")
 import torch
 from fakes.loopback import World
 from fakes.threads import on_ranks
+from hypothesis import given
+from hypothesis import strategies as st
+from promises import EVERY, Case, error_bound, is_vote, one_of_each
+from properties import examples
 from torch import Tensor
 
 from compcoll import ZFP, Cast, Codec, Communicator
 from compcoll.feedback import ErrorFeedback
-from compcoll.sparse import TopK, VarianceFeedback
+from compcoll.sparse import Sparsifier, TopK, VarianceFeedback
 from compcoll.stats import Stats
 from compcoll.torch.buffers import array_of
 from compcoll.torch.gradients.bucket import Bucket, Feedback, Kept, average_sparse
@@ -27,6 +31,11 @@ from compcoll.torch.training_stats import TrainingStats
 
 CPU = torch.device("cpu")
 RAW = Cast("float32")  # which changes no float32
+DENSE = [
+    each
+    for each in one_of_each(EVERY)
+    if not is_vote(each) and not isinstance(each, Sparsifier) and each.feedback_converges("float32")
+]
 LARGE = (1 << 16) // 4  # elements of float32 from which on an exact gradient splits what is compressed
 
 
@@ -162,6 +171,46 @@ def test_averages_and_their_account(ranks: int, sizes: dict[str, tuple[int, bool
             assert stats.wire_nbytes == stats.raw_sent_nbytes
         assert stats.raw_sent_nbytes == pytest.approx(least * stats.raw_nbytes, rel=0.3 if codec else 1e-2)
         assert stats.calls.total() == len(spans) + bool(exact) and stats.total_seconds > 0
+
+
+@examples(40)
+@given(
+    st.lists(st.tuples(st.integers(1, 3000), st.sampled_from([None, *DENSE])), min_size=2, max_size=8), st.integers(0)
+)
+def test_codecs_alternate_in_a_bucket(parameters: list[tuple[int, Codec | None]], seed: int) -> None:
+    """One collective for each codec: errors within its bound, and what is lost is kept; exact means beside them."""
+    sizes: dict[str, tuple[int, bool | Codec]] = {
+        f"{number}": (size, True if codec is None else codec) for number, (size, codec) in enumerate(parameters)
+    }
+    ends = np.cumsum([size for size, _ in parameters])
+    random = np.random.default_rng(seed)
+    drawn = random.standard_normal((2, 2, ends[-1])).astype(np.float32)  # of each step and rank
+
+    def average(comm: Communicator) -> tuple[list[np.ndarray], Kept, TrainingStats]:
+        kept: Kept = {}
+        bucket, _ = bucket_of(sizes, True, kept=kept)
+        stats, means = TrainingStats(), [torch.from_numpy(step[comm.rank].copy()) for step in drawn]
+        for mean in means:
+            bucket.average(mean, comm, "direct", stats)
+        return [mean.numpy() for mean in means], kept, stats
+
+    (means, kept, stats), (others, other_kept, _) = on_ranks(2, average)
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(means, others, strict=True))
+    codecs = {codec for _, codec in parameters}
+    compressed = {call.partition(", ")[2] for call in stats.calls if ", " in call}
+    assert compressed == {repr(codec) for codec in codecs if codec is not None}
+    assert stats.calls.total() == 2 * len(codecs)
+    wanted = drawn.astype(np.float64).mean(1)
+    for number, (size, codec) in enumerate(parameters):
+        part = slice(ends[number] - size, ends[number])
+        off = [step[part] - mean[part] for step, mean in zip(wanted, means, strict=True)]
+        if codec is None:
+            assert np.abs(off).max() < 1e-6
+            continue
+        largest = [np.abs(each).max(keepdims=True) for each in drawn[0]]  # of any block
+        assert np.abs(off[0]).max() <= error_bound(Case(codec, op="mean"), largest, 2), codec
+        lost = kept["residual"][f"{number}"].astype(np.float64) + other_kept["residual"][f"{number}"]
+        np.testing.assert_allclose(lost, off[0] + off[1], atol=1e-5)
 
 
 def test_accounts_begin_at_nothing() -> None:
