@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +20,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from ...codecs.base import Codec
 from ...communicator import Communicator
 from ...deprecated import renamed_attribute
-from ...errors import HookTaken, InvalidArgument
+from ...errors import HookTaken
 from ...feedback import ErrorFeedback
 from ...plan import choose
-from ..agreement import check_alike
+from ...transports.serialization import packed, unpacked
+from ..agreement import check_alike, gathered
 from ..buffers import COMPRESSIBLE, Array, array_of, check_device, copy_of, residual_of, wide
 from ..groups.membership import communicator_of
 from ..handles import CompletedWork
@@ -33,12 +34,18 @@ from ..policy import described, log_choice, try_codec
 from ..states import (
     BEGUN,
     BETWEEN,
+    MESHES,
     OPTIONAL,
     REPLICAS,
+    RESIDUALS,
+    Place,
     added,
     check_fed_back,
+    chosen_from,
     count_calls_with,
     logical_name,
+    of_mesh,
+    place_of,
     residual_dtype,
     residuals_of,
     state_of,
@@ -134,6 +141,32 @@ class Columns:
         return self._exact
 
 
+class Mesh:
+    """The communicators of a module's mesh.
+
+    Parameters
+    ----------
+    shards : Communicator
+        Communicator of the ranks over which the module is sharded.
+    between : Communicator or None
+        Communicator of the ranks that hold replicas of this rank's shards, if there are any.
+
+    Attributes
+    ----------
+    communicators : dict
+        Communicator of each reduction of gradients, by its kind.
+    place : Place
+        This rank's place in the mesh.
+    """
+
+    def __init__(self, shards: Communicator, between: Communicator | None) -> None:
+        self.shards = shards
+        self.communicators = {RESIDUAL: shards} if between is None else {RESIDUAL: shards, BETWEEN: between}
+        # States number the ranks replica by replica.
+        replicas, replica = (1, 0) if between is None else (between.size, between.rank)
+        self.place = Place(replica * shards.size + shards.rank, replicas * shards.size, replicas)
+
+
 class Reduction:
     """Compressed reduce-scatter or allreduce of a module's gradients, with feedback.
 
@@ -141,6 +174,8 @@ class Reduction:
     ----------
     owner : ShardCompression
         The model's compression.
+    mesh : Mesh
+        The module's mesh.
     known : Columns
         Columns of all the module's parameters.
     kind : str
@@ -152,10 +187,10 @@ class Reduction:
         Ratio of the values and residuals of this reduction to the optimizer's gradient, without the loss scale.
     """
 
-    def __init__(self, owner: ShardCompression, known: Columns, kind: str) -> None:
-        self.owner, self.known, self.kind, self.unit = owner, known, kind, 1.0
-        self._communicator, self._scatters = owner.communicators[kind], kind == RESIDUAL
-        shards = owner.communicator
+    def __init__(self, owner: ShardCompression, mesh: Mesh, known: Columns, kind: str) -> None:
+        self.owner, self.mesh, self.known, self.kind, self.unit = owner, mesh, known, kind, 1.0
+        self._communicator, self._scatters = mesh.communicators[kind], kind == RESIDUAL
+        shards = mesh.shards
         self._rows = range(shards.size) if self._scatters else range(shards.rank, shards.rank + 1)
         self._feedback = ErrorFeedback() if owner.feeds_back else None
         self._laid_out: list[tuple[str, int, int]] = []
@@ -172,7 +207,7 @@ class Reduction:
         for c in self.known.compressed:
             if c.name in self._arrays:
                 kept = torch.from_numpy(self.owner.streams.fetch(self._arrays[c.name]))
-                whole = kept.new_zeros(self.owner.communicator.size, c.end - c.begin)
+                whole = kept.new_zeros(self.mesh.shards.size, c.end - c.begin)
                 whole[self._rows.start : self._rows.stop] = kept
                 found[c.name] = c.from_rows(whole) / (self.unit * self.owner.residuals.scale.unit)
             elif c.parameter.requires_grad:
@@ -188,7 +223,7 @@ class Reduction:
         self._laid_out = []
         for c in self.known.compressed:
             if c.name in residuals:
-                rows = c.to_rows(residuals[c.name], self.owner.communicator.size)[self._rows]
+                rows = c.to_rows(residuals[c.name], self.mesh.shards.size)[self._rows]
                 self._arrays[c.name] = (rows * self.unit).to(residual_dtype(c.parameter.dtype)).numpy()
 
     def reduce(
@@ -322,7 +357,7 @@ class ScatteredGradients(DefaultAllocMixin, ReduceScatter):
 
         For float16 and float64, PyTorch divides only in part before the sums, so values are larger than the gradient.
         """
-        group, replicas = self._group, self._reduction.owner.replicas
+        group, replicas = self._group, self._reduction.mesh.place.replicas
         _, after, _, between = _get_gradient_divide_factors(
             group._reduce_scatter_process_group,
             group._all_reduce_process_group if replicas > 1 else None,
@@ -372,6 +407,8 @@ class GatheredParameters(DefaultAllocMixin, AllGather):
     ----------
     owner : ShardCompression
         The model's compression.
+    communicator : Communicator
+        Communicator of the ranks over which the module is sharded.
     columns : Columns
         Columns of all the module's parameters.
 
@@ -383,13 +420,13 @@ class GatheredParameters(DefaultAllocMixin, AllGather):
 
     lost: Any = 0.0
 
-    def __init__(self, owner: ShardCompression, columns: Columns) -> None:
-        self.owner, self.columns = owner, columns
+    def __init__(self, owner: ShardCompression, communicator: Communicator, columns: Columns) -> None:
+        self.owner, self.communicator, self.columns = owner, communicator, columns
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Work | None:
-        owner, communicator = self.owner, self.owner.communicator
+        owner, communicator = self.owner, self.communicator
         codec, width = owner.param_codec, input_tensor.numel()
         exact = None if codec is None else self.columns.exact(width, input_tensor)
 
@@ -425,8 +462,8 @@ class ShardCompression:
         Whether a parameter and its gradient stay exact with any codec, by name.
     error : BaseException or None
         The exception that the last collective raised; None if it succeeded.
-    replicas : int
-        Number of replicas of the shards.
+    meshes : list of Mesh
+        The meshes of the model's modules: several if, for example, experts are sharded over fewer ranks than the rest.
 
     Examples
     --------
@@ -453,15 +490,9 @@ class ShardCompression:
         self._shapes = {logical_name(name): parameter.shape for name, parameter in model.named_parameters()}
         states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
         groups = [group for state in states for group in state._fsdp_param_groups]
-        shared = {group._reduce_scatter_process_group for group in groups}
         if any(isinstance(group._reduce_scatter_comm, ScatteredGradients) for group in groups):
             raise HookTaken("this model's shards are compressed already")
-        if len(shared) != 1:
-            raise InvalidArgument(f"the model is sharded over {len(shared)} process groups: one is needed")
-        replicas = {group.mesh_info.replicate_process_group for group in groups if _has_replicas(group)}
-        if len(replicas) > 1 or (replicas and not all(map(_has_replicas, groups))):
-            raise InvalidArgument("the model's modules have different replicas: all modules need the same replicas")
-        if replicas:
+        if any(map(_has_replicas, groups)):
             choose.check("allreduce", algorithm)
         self.stats = TrainingStats()
         self.error: BaseException | None = None
@@ -469,8 +500,8 @@ class ShardCompression:
         self.algorithm = algorithm
         self.codec = codec
         self.param_codec = param_codec
-        device = groups[0].device
-        check_device(device)
+        self._device = groups[0].device
+        check_device(self._device)
         self.streams = JobStreams()
         lines = [
             f"codec {codec!r}, param_codec {param_codec!r}, algorithm {algorithm}, feedback {feedback}",
@@ -478,48 +509,64 @@ class ShardCompression:
             *described(model.named_parameters(), exact),
         ]
 
+        # All ranks have the same modules in the same order, so they make the communicators in one order.
+        @cache
         def joined(ranks: dist.ProcessGroup) -> Communicator:
-            check_alike(ranks, device, lines)
-            return communicator_of(*(ranks, device, timeout, transport), measured=algorithm == choose.AUTO)
+            check_alike(ranks, self._device, lines)
+            return communicator_of(*(ranks, self._device, timeout, transport), measured=algorithm == choose.AUTO)
 
-        self.communicators = {RESIDUAL: joined(shared.pop())}
-        for ranks in replicas:
-            self.communicators[BETWEEN] = joined(ranks)
-        self.communicator, between = self.communicators[RESIDUAL], self.communicators.get(BETWEEN)
-        # States number the ranks replica by replica.
-        self.replicas, replica = (1, 0) if between is None else (between.size, between.rank)
-        self._size = self.replicas * self.communicator.size
-        self._rank = replica * self.communicator.size + self.communicator.rank
+        @cache
+        def mesh_of(shards: dist.ProcessGroup, replicas: dist.ProcessGroup | None) -> Mesh:
+            return Mesh(joined(shards), None if replicas is None else joined(replicas))
+
+        ranks_of = [_ranks_of(group) for group in groups]
+        meshes = [mesh_of(*ranks) for ranks in ranks_of]
+        self.meshes = list(dict.fromkeys(meshes))
+        self._communicators = list(dict.fromkeys(c for mesh in self.meshes for c in mesh.communicators.values()))
+        self._rank, self._size, *_ = self.meshes[0].place
+        if len(self.meshes) > 1:
+            self._rank, self._size = _number(dict(zip(meshes, ranks_of, strict=True)), self._device)
         self.feeds_back = feedback and codec is not None
         compressed = sorted({p.dtype for name, p in model.named_parameters() if not exact[name]}, key=str)
-        for kind, communicator in self.communicators.items():
-            zeros = (torch.zeros(64 * communicator.size, dtype=dtype, device=device) for dtype in compressed)
+        for kind, communicator in dict.fromkeys(each for mesh in self.meshes for each in mesh.communicators.items()):
+            zeros = (torch.zeros(64 * communicator.size, dtype=dtype, device=self._device) for dtype in compressed)
             try_codec(
                 *(communicator, map(array_of, zeros), codec, algorithm),
                 feedback=ErrorFeedback if self.feeds_back else None,
                 scatter=kind == RESIDUAL,
             )
+        # One queue runs the collectives of all groups. Back-propagation submits them in the same order on all ranks,
+        # as FSDP2 itself requires, whose reduce-scatters share one stream. So ranks cannot wait for each other in a
+        # cycle: the ranks of the earliest collective that has not ended have no earlier one to wait for.
         self._jobs = JobQueue("shards")
         self.residuals = Residuals(self._jobs, self.streams, model.parameters(), (RESIDUAL, BETWEEN))
         self._step, self._begun = -1, set[Reduction]()
+        self._finite: list[Tensor] = []
         self._gathers: list[GatheredParameters] = []
         self._reductions: list[dict[str, Reduction]] = []
         columns = partial(Columns, names=names, exact=exact)
-        largest = 0
-        for group in groups:
+        for group, mesh, (_, replicas) in zip(groups, meshes, ranks_of, strict=True):
             known = columns(group.fsdp_params)
-            largest = max(largest, known.nbytes * self.communicator.size)
-            reductions = {kind: Reduction(self, known, kind) for kind in self.communicators}
+            reductions = {kind: Reduction(self, mesh, known, kind) for kind in mesh.communicators}
             self._reductions.append(reductions)
             scattered = ScatteredGradients(reductions[RESIDUAL], group)
-            self._gathers.append(GatheredParameters(self, known))
+            self._gathers.append(GatheredParameters(self, mesh.shards, known))
             group._reduce_scatter_comm = scattered
             group._all_gather_comm = self._gathers[-1]
             group.post_backward = partial(_post_backward, group, scattered, columns, group.post_backward)
-            for ranks in replicas:
+            if replicas is not None:
                 group.mesh_info = copy.copy(group.mesh_info)  # modules share the original
-                group.mesh_info.replicate_process_group = Replicas(ranks, reductions[BETWEEN], scattered)
-        log_choice(*(self.communicator, codec, algorithm, dict(model.named_parameters()), exact, largest), scatter=True)
+                group.mesh_info.replicate_process_group = Replicas(replicas, reductions[BETWEEN], scattered)
+        known_columns = [(c, mesh) for each, mesh in zip(self._gathers, meshes, strict=True) for c in each.columns.all]
+        self._shapes |= {c.name: c.shape for c, _ in known_columns}  # of DTensors, those of the local tensors
+        self._mesh_of = {c.name: mesh for c, mesh in known_columns}
+        for mesh in self.meshes:
+            own = {names[id(c.parameter)]: c.parameter for c, its in known_columns if its is mesh}
+            largest = max(each.columns.nbytes for each in self._gathers if each.communicator is mesh.shards)
+            log_choice(
+                *(mesh.shards, codec, algorithm, own, {name: exact[name] for name in own}, largest * mesh.shards.size),
+                scatter=True,
+            )
 
     @property
     def parameters_error(self) -> float:
@@ -532,14 +579,18 @@ class ShardCompression:
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of this rank's residuals. Each rank saves its own with the model."""
         self.residuals.settle()
-        found = {
-            kind: {name: lost for each in self._reductions for name, lost in each[kind].residuals().items()}
-            for kind in self.communicators
-        }
+        found: dict[str, dict[str, Tensor]] = {kind: {} for mesh in self.meshes for kind in mesh.communicators}
+        for reductions in self._reductions:
+            for kind, reduction in reductions.items():
+                found[kind] |= reduction.residuals()
         residuals = self.residuals.carried.get(RESIDUAL, {}) | found.pop(RESIDUAL)
         state = state_of(self._rank, self._size, residuals, **found)
-        state[BEGUN] = [each.sequence_number for each in self.communicators.values()]
-        return state if self.replicas == 1 else state | {REPLICAS: self.replicas}
+        state[BEGUN] = [each.sequence_number for each in self._communicators]
+        if len(self.meshes) > 1:
+            state[MESHES] = {name: list(mesh.place) for name, mesh in self._mesh_of.items()}
+        elif (replicas := self.meshes[0].place.replicas) > 1:
+            state[REPLICAS] = replicas
+        return state
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue with the residuals of an earlier run, as `GradientCompression.load_state_dict` does.
@@ -547,24 +598,34 @@ class ShardCompression:
         States of `GradientCompression` can be loaded, too. If the states of all ranks are given, the number of
         replicas may have changed.
         """
-        read = partial(residuals_of, states, self._rank, self._size, self._shapes, optional=OPTIONAL)
-        residuals, between = read(), read(kind=BETWEEN)
+        chosen_from(states, self._rank, self._size, optional=OPTIONAL)
+        every = [states] if isinstance(states, Mapping) else states
         known = (c for each in self._reductions for c in each[RESIDUAL].known.compressed)
         columns = {c.name: c for c in known if c.parameter.requires_grad}
-        # Later states still need the residuals of parameters that are frozen or exact now.
-        carried = {name: lost for name, lost in added(residuals, between).items() if name not in columns}
-        residuals, between = ({n: lost for n, lost in each.items() if n in columns} for each in (residuals, between))
-        every = [states] if isinstance(states, Mapping) else states
-        if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(self._size, self.replicas)}:
-            residuals, between = added(residuals, between), {}
-        else:  # if the placement changed, move residuals that this rank no longer uses between replicas to the shards
-            own = {name: columns[name].own(lost, self.communicator) for name, lost in between.items()}
-            residuals, between = added(residuals, {name: between[name] - kept for name, kept in own.items()}), own
+        alike: dict[tuple[Mesh, tuple[Place, ...]], list[str]] = {}
+        for name in {name: None for state in every for kind in (RESIDUALS, BETWEEN) for name in state.get(kind, ())}:
+            places = tuple(place_of(state, name) for state in every)
+            alike.setdefault((self._mesh_of.get(name, self.meshes[0]), places), []).append(name)
+        carried, residuals, between = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+        for (mesh, places), names in alike.items():
+            parts = of_mesh(states, names, places, mesh.place)
+            read = partial(residuals_of, parts, mesh.place.rank, mesh.place.size, self._shapes, optional=OPTIONAL)
+            summed, apart = read(), read(kind=BETWEEN)
+            # Later states still need the residuals of parameters that are frozen or exact now.
+            carried |= {name: lost for name, lost in added(summed, apart).items() if name not in columns}
+            summed, apart = ({n: lost for n, lost in each.items() if n in columns} for each in (summed, apart))
+            if {(place.size, place.replicas) for place in places} != {(mesh.place.size, mesh.place.replicas)}:
+                residuals |= added(summed, apart)
+                continue
+            # If the placement changed, residuals that this rank no longer uses between replicas move to the shards.
+            own = {name: columns[name].own(lost, mesh.shards) for name, lost in apart.items()}
+            residuals |= added(summed, {name: apart[name] - kept for name, kept in own.items()})
+            between |= own
         self.residuals.restart({RESIDUAL: carried}, loaded=True)
         for reductions in self._reductions:
             for kind, reduction in reductions.items():
                 reduction.restore(residuals if kind == RESIDUAL else between)
-        for communicator, begun in zip(self.communicators.values(), every[0].get(BEGUN, ()), strict=False):
+        for communicator, begun in zip(self._communicators, every[0].get(BEGUN, ()), strict=False):
             communicator.sequence_number = begun
 
     def begin(self, reduction: Reduction) -> bool:
@@ -576,16 +637,32 @@ class ShardCompression:
             self._begun.clear()
             self.residuals.begin()
             self._step = step
+            if self.residuals.scale.possible:
+                torch.autograd.Variable._execution_engine.queue_callback(self._agree)
         self._begun.add(reduction)
         return self.residuals.scale.possible
 
     def watch(self, job: Callable[[], None], result: Tensor) -> None:
-        """Run a job of a step that may be skipped, and record whether its result is finite on all ranks."""
+        """Run a job of a step that may be skipped, and record whether its result is finite."""
         job()
-        found = (~result.isfinite().all()).to(torch.float32).reshape(1)
-        for communicator in self.communicators.values():
-            communicator.allreduce(array_of(found), out=array_of(found), codec=None)
-        self.residuals.watch(found == 0)
+        self._finite.append(result.isfinite().all())
+
+    def _agree(self) -> None:
+        """Let the ranks agree whether all results of this backward pass are finite. Collective.
+
+        A GradScaler skips the step on all ranks if a gradient overflows in any module, whatever the module's mesh.
+        """
+        infinite = torch.zeros(1, device=self._device)
+
+        def job() -> None:
+            for finite in self._finite:
+                infinite.add_(~finite)
+            self._finite.clear()
+            for communicator in self._communicators:
+                communicator.allreduce(array_of(infinite), out=array_of(infinite), codec=None)
+            self.residuals.watch(infinite == 0)
+
+        self.start(job, True, infinite)
 
     def __repr__(self) -> str:
         return f"ShardCompression({self.codec!r}, param_codec={self.param_codec!r}, algorithm={self.algorithm!r})"
@@ -594,7 +671,7 @@ class ShardCompression:
         """Release thread and communicators after training. Collective."""
         self.residuals.scale.free()
         self._jobs.close()
-        for communicator in self.communicators.values():
+        for communicator in self._communicators:
             communicator.free()
 
     def start(self, job: Callable[[], Any], wait: bool, *tensors: Tensor) -> Work | None:
@@ -616,6 +693,41 @@ class ShardCompression:
 
 def _has_replicas(group: Any) -> bool:
     return isinstance(group.mesh_info, HSDPMeshInfo) and group.mesh_info.replicate_mesh_size > 1
+
+
+def _ranks_of(group: Any) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+    """Return the ranks that shard a module, and those that hold replicas of this rank's shards."""
+    shards = group._reduce_scatter_process_group
+    return shards, group.mesh_info.replicate_process_group if _has_replicas(group) else None
+
+
+def _number(
+    ranks_of: Mapping[Mesh, tuple[dist.ProcessGroup, dist.ProcessGroup | None]], device: torch.device
+) -> tuple[int, int]:
+    """Number the ranks of a model on several meshes, and the subsets of ranks that each mesh has. Collective.
+
+    Returns
+    -------
+    tuple of int
+        This rank's number among all ranks of the model, and their number.
+    """
+    groups = [ranks for pair in ranks_of.values() for ranks in pair if ranks is not None]
+    own = dist.get_rank()
+    lowest = []
+    for shards, replicas in ranks_of.values():
+        first = min(dist.get_process_group_ranks(shards))
+        if replicas is not None:
+            first = min(unpacked(each) for each in gathered(packed(first), replicas, device))
+        lowest.append(first)
+    # The groups are dimensions of meshes, so one gather in each reaches all ranks.
+    known = {own: lowest}
+    for ranks in dict.fromkeys(groups):
+        for each in gathered(packed(list(known.items())), ranks, device):
+            known |= dict(unpacked(each))
+    for number, mesh in enumerate(ranks_of):
+        subsets = sorted({each[number] for each in known.values()})
+        mesh.place = mesh.place._replace(subset=subsets.index(lowest[number]), subsets=len(subsets))
+    return sorted(known).index(own), len(known)
 
 
 def _post_backward(
