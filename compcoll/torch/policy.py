@@ -71,6 +71,21 @@ def by_pattern(codec: Codecs) -> dict[str, Codec | None]:
     return codec if isinstance(codec, dict) else {"*": codec}
 
 
+def replaced(before: Codecs, codec: str | Codec | Mapping[str, str | Codec | None]) -> Codecs:
+    """Return codecs that replace others during a run.
+
+    Raises
+    ------
+    InvalidArgument
+        If their patterns or types differ.
+    """
+    after = as_codecs(codec, {})
+    old, new = ([(pattern, type(each)) for pattern, each in by_pattern(c).items()] for c in (before, after))
+    if old != new:
+        raise InvalidArgument(f"codec={codec!r}: only codecs of the same types can replace {before!r}")
+    return after
+
+
 def each_codec(codec: Codecs) -> list[Codec]:
     """Return the codecs that are not None, equal ones once."""
     found: list[Codec] = []

@@ -219,11 +219,11 @@ class Bucket:
         self._lost_in_holes: list[Array] = []
         size_of = dict(zip(names, sizes, strict=True))
         groups = _groups(names, codecs)
-        parts = _parts(chain.from_iterable(groups), size_of)
+        parts = side_by_side(chain.from_iterable(groups), size_of)
         self._moves: list[tuple[slice, slice]] = []
         self._grouped = gradients
         if len(groups) > 1:
-            given = _parts(names, size_of)
+            given = side_by_side(names, size_of)
             self._moves = [(slice(*given[name][1:]), slice(*parts[name][1:])) for name in names]
             self._grouped = torch.empty_like(gradients)
         values, dtype = array_of(self._grouped), gradients.dtype
@@ -377,7 +377,7 @@ def _groups(names: Sequence[str], codecs: Mapping[str, Codec | None]) -> list[li
     return [[name for name in names if codecs[name] == codec] for codec in (None, *distinct)]
 
 
-def _parts(names: Iterable[str], sizes: Mapping[str, int]) -> dict[str, Part]:
+def side_by_side(names: Iterable[str], sizes: Mapping[str, int]) -> dict[str, Part]:
     """Return the places of parameters that lie side by side in this order."""
     parts, begin = {}, 0
     for name in names:

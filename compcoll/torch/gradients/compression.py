@@ -188,10 +188,9 @@ def compress(
         choose.check(collective, algorithm)
     exact = exact_parameters(module, exclude, min_numel)
     if module is model:
-        if isinstance(chosen, dict):
-            raise InvalidArgument("codec: fully_shard supports one codec, not a mapping")
-        if not isinstance(feedback, bool) or (isinstance(chosen, Sparsifier) and chosen.state is not ErrorFeedback):
-            raise InvalidArgument(f"{chosen!r} with feedback={feedback!r}: fully_shard supports only ErrorFeedback")
+        for each in each_codec(chosen):
+            if not isinstance(feedback, bool) or (isinstance(each, Sparsifier) and each.state is not ErrorFeedback):
+                raise InvalidArgument(f"{each!r} with feedback={feedback!r}: fully_shard supports only ErrorFeedback")
         return ShardCompression(
             model,
             chosen,

@@ -26,13 +26,12 @@ from ..hooks import BucketHook, FilledBucket, check_hook_free
 from ..job_queue import JobQueue
 from ..policy import (
     Codecs,
-    as_codecs,
-    by_pattern,
     codec_by_name,
     described,
     each_codec,
     has_sparse_gradient,
     log_choice,
+    replaced,
     try_codec,
 )
 from ..states import (
@@ -172,11 +171,8 @@ class GradientCompression:
 
     @codec.setter
     def codec(self, codec: str | Codec | Mapping[str, str | Codec | None]) -> None:
-        chosen = as_codecs(codec, {})
-        before, after = ([(p, type(each)) for p, each in by_pattern(c).items()] for c in (self._codec, chosen))
-        if before != after:
-            raise InvalidArgument(f"codec={codec!r}: only codecs of the same types can replace {self._codec!r}")
-        self._codec, self._codecs = chosen, codec_by_name(chosen, self._model.module, self.exact)
+        self._codec = replaced(self._codec, codec)
+        self._codecs = codec_by_name(self._codec, self._model.module, self.exact)
         self._buckets.clear()
 
     def observe(self, moments: Mapping[str, Tensor]) -> None:
