@@ -188,9 +188,10 @@ def compress(
         choose.check(collective, algorithm)
     exact = exact_parameters(module, exclude, min_numel)
     if module is model:
-        for each in each_codec(chosen):
-            if not isinstance(feedback, bool) or (isinstance(each, Sparsifier) and each.state is not ErrorFeedback):
-                raise InvalidArgument(f"{each!r} with feedback={feedback!r}: fully_shard supports only ErrorFeedback")
+        unfit = [one for one in each_codec(chosen) if isinstance(one, Sparsifier) and one.state is not ErrorFeedback]
+        if unfit or not isinstance(feedback, bool):
+            given = ", ".join(map(repr, unfit)) or repr(chosen)
+            raise InvalidArgument(f"{given} with feedback={feedback!r}: fully_shard supports only ErrorFeedback")
         return ShardCompression(
             model,
             chosen,

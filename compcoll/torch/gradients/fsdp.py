@@ -87,6 +87,12 @@ class Column(NamedTuple):
         own[shards.rank] = rows[shards.rank]
         return self.from_rows(own)
 
+    def clear_padding(self, values: Array, numbers: range) -> None:
+        """Set the padding in rows of these numbers to zero."""
+        numel, width = self.shape.numel(), self.end - self.begin
+        for number in range(max(numbers.start, numel // max(width, 1)), numbers.stop):
+            values[number - numbers.start, max(numel - number * width, 0) :] = 0
+
     def from_rows(self, rows: Tensor) -> Tensor:
         """Restore the parameter's shape from rows made by `to_rows`."""
         flat = rows.reshape(-1)[: self.shape.numel()]
@@ -313,8 +319,12 @@ class Reduction:
         self._add(rows.reshape(-1), op, array_of(result), codec, feedback)
         if not whole:
             scatter_columns(array_of(result), own, out)
-        elif feedback is not None:  # block codecs leave residuals at the zeros of exact columns, too
-            clear_columns(residual_of(feedback.residual).reshape(rows.shape), columns.of(None))
+        if feedback is not None:
+            # Block codecs also leave residuals at the zeros of exact columns and of padding. States lack these.
+            if whole:
+                clear_columns(residual_of(feedback.residual).reshape(rows.shape), columns.of(None))
+            for c in own:
+                c.clear_padding(self._arrays[c.name], self._rows)
 
     def _feedback_of(self, codec: Codec, rows: Array, places: list[Part]) -> ErrorFeedback:
         """Return a codec's feedback, with the residuals of the parameters that have gradients now in their places."""
