@@ -14,6 +14,7 @@ from ..communicator import Communicator
 from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
 from .buffers import array_of, is_dense
+from .private import WRAPPERS
 
 _VERSION = 2
 RESIDUALS = "residuals"
@@ -27,7 +28,6 @@ replicas and the number of replicas; for models on several meshes the rank's `Pl
 OPTIONAL = (STEPS, BUCKETS, BEGUN, BETWEEN, REPLICAS, MESHES)
 """Keys that a state of gradients may lack, since a state of one wrapper may be loaded under another."""
 _RANKS = "ranks"
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 Layout = Sequence[Sequence[str]]
 """Names of the parameters in each bucket of DistributedDataParallel, in order."""
@@ -114,7 +114,7 @@ def _check_subsets(name: str, place: Place, subsets: int) -> None:
 
 def logical_name(name: str) -> str:
     """Return the name that a parameter has without the wrappers of torch.compile and of activation checkpointing."""
-    for wrapper in _WRAPPERS:
+    for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 

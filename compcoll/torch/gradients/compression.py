@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +22,7 @@ from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...sparse import DGCFeedback, Sparsifier, TopK
+from .. import private
 from ..policy import KINDS, SMALLEST, Codecs, as_codecs, each_codec, exact_parameters
 from .bucket import Feedback
 from .ddp import GradientCompression
@@ -170,7 +170,7 @@ def compress(
     --------
     compcoll.torch.DGC : Deep Gradient Compression, which also changes the optimizer.
     """
-    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    model = getattr(model, private.COMPILED, model)  # unwrap torch.compile
     _check_hooks_run(model)
     if isinstance(model, DistributedDataParallel):
         module = model.module
@@ -210,11 +210,11 @@ def compress(
 def _check_hooks_run(model: nn.Module) -> None:
     """Reject a model for which PyTorch does not call the communication hooks, or calls them differently."""
     reason = ""
-    if getattr(model, "_use_python_reducer", False):
+    if private.uses_python_reducer(model):
         reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; make the model without it'
-    elif isinstance(model, ReplicateModule):
+    elif isinstance(model, private.ReplicateModule):
         reason = "replicate() has no reduce-scatter; wrap the model in DistributedDataParallel"
-    elif isinstance(model, FSDPModule) and torch._dynamo.config.compiled_autograd:
+    elif isinstance(model, FSDPModule) and private.compiles_backward():
         reason = "with torch._dynamo.config.compiled_autograd FSDP2 does not reduce gradients; turn it off"
     if reason:
         raise InvalidArgument(f"{type(model).__name__} cannot be compressed: {reason}")

@@ -14,9 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin, _get_gradient_divide_factors
-from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from ...codecs.base import Codec
 from ...communicator import Communicator
@@ -25,6 +22,7 @@ from ...errors import HookTaken
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...transports.serialization import packed, unpacked
+from .. import private
 from ..agreement import check_alike, gathered
 from ..buffers import COMPRESSIBLE, Array, array_of, check_device, copy_of, residual_of, wide
 from ..groups.membership import communicator_of
@@ -123,7 +121,7 @@ class Columns:
         for parameter in parameters:
             end = offset + parameter.padded_sharded_param_size.numel()
             shard, name = parameter.sharded_param, names[id(parameter.sharded_param)]
-            place = (parameter._orig_size, parameter.fsdp_placement.dim)
+            place = (private.unsharded_size(parameter), parameter.fsdp_placement.dim)
             self.all.append(Column(logical_name(name), offset, end, *place, shard))
             offset = end
         self.width = offset
@@ -364,7 +362,7 @@ class Reduction:
         owner.stats.add_last(communicator)
 
 
-class ScatteredGradients(DefaultAllocMixin, ReduceScatter):
+class ScatteredGradients(private.DefaultAllocMixin, private.ReduceScatter):
     """Reduce-scatter of a module's gradients.
 
     Parameters
@@ -397,13 +395,8 @@ class ScatteredGradients(DefaultAllocMixin, ReduceScatter):
 
         For float16 and float64, PyTorch divides only in part before the sums, so values are larger than the gradient.
         """
-        group, replicas = self._group, self._reduction.mesh.place.replicas
-        _, after, _, between = _get_gradient_divide_factors(
-            group._reduce_scatter_process_group,
-            group._all_reduce_process_group if replicas > 1 else None,
-            *(gradients.dtype, gradients.device.type),
-            *(group.gradient_divide_factor, group.force_sum_reduction_for_comms),
-        )
+        replicas = self._reduction.mesh.place.replicas
+        after, between = private.divisors(self._group, gradients.dtype, gradients.device.type)
         divided = 1.0 if after is None else float(after)
         return divided * (replicas if linear(between).name == "mean" else 1), divided
 
@@ -432,15 +425,12 @@ class Replicas(dist.ProcessGroup):
         try:
             self._reduction.reduce(tensor, tensor, op, before.present, before.between, wait=True)
         except Exception:
-            # To log the exception, PyTorch looks up this group in these tables.
-            world = dist.distributed_c10d._world
-            for known in (world.pg_map, world.pg_group_ranks):
-                known[self] = known[self._group]
+            private.enter_as(self, self._group)
             raise
         return CompletedWork()
 
 
-class GatheredParameters(DefaultAllocMixin, AllGather):
+class GatheredParameters(private.DefaultAllocMixin, private.AllGather):
     """All-gather of a module's parameters.
 
     Parameters
@@ -529,11 +519,13 @@ class ShardCompression:
     ) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._shapes = {logical_name(name): parameter.shape for name, parameter in model.named_parameters()}
-        states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
-        groups = [group for state in states for group in state._fsdp_param_groups]
-        if any(isinstance(group._reduce_scatter_comm, ScatteredGradients) for group in groups):
+        sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        module_of = {group: module for module in sharded for group in private.parameter_groups(module)}
+        groups = list(module_of)
+        if any(isinstance(private.reduce_scatter_of(group), ScatteredGradients) for group in groups):
             raise HookTaken("this model's shards are compressed already")
-        if any(map(_has_replicas, groups)):
+        ranks_of = [private.reduction_groups(group) for group in groups]
+        if any(replicas is not None for _, replicas in ranks_of):
             choose.check("allreduce", algorithm)
         self.stats = TrainingStats()
         self.error: BaseException | None = None
@@ -561,7 +553,6 @@ class ShardCompression:
         def mesh_of(shards: dist.ProcessGroup, replicas: dist.ProcessGroup | None) -> Mesh:
             return Mesh(joined(shards), None if replicas is None else joined(replicas))
 
-        ranks_of = [_ranks_of(group) for group in groups]
         meshes = [mesh_of(*ranks) for ranks in ranks_of]
         self.meshes = list(dict.fromkeys(meshes))
         self._communicators = list(dict.fromkeys(c for mesh in self.meshes for c in mesh.communicators.values()))
@@ -596,8 +587,7 @@ class ShardCompression:
             self._reductions.append(reductions)
             scattered = ScatteredGradients(reductions[RESIDUAL], group)
             self._gathers.append(GatheredParameters(self, mesh.shards, gathered_columns(group.fsdp_params)))
-            group._reduce_scatter_comm = scattered
-            group._all_gather_comm = self._gathers[-1]
+            private.set_collectives(module_of[group], group, self._gathers[-1], scattered)
             group.post_backward = partial(_post_backward, group, scattered, columns, group.post_backward)
             if replicas is not None:
                 group.mesh_info = copy.copy(group.mesh_info)  # modules share the original
@@ -693,13 +683,13 @@ class ShardCompression:
         """Begin a reduction, and return whether a GradScaler may skip its step."""
         if not self.feeds_back:
             return False
-        step = torch._C._current_graph_task_id()
+        step = private.backward_pass()
         if step != self._step or reduction in self._begun:
             self._begun.clear()
             self.residuals.begin()
             self._step = step
             if self.residuals.scale.possible:
-                torch.autograd.Variable._execution_engine.queue_callback(self._agree)
+                private.at_end_of_backward(self._agree)
         self._begun.add(reduction)
         return self.residuals.scale.possible
 
@@ -752,16 +742,6 @@ class ShardCompression:
         return None
 
 
-def _has_replicas(group: Any) -> bool:
-    return isinstance(group.mesh_info, HSDPMeshInfo) and group.mesh_info.replicate_mesh_size > 1
-
-
-def _ranks_of(group: Any) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """Return the ranks that shard a module, and those that hold replicas of this rank's shards."""
-    shards = group._reduce_scatter_process_group
-    return shards, group.mesh_info.replicate_process_group if _has_replicas(group) else None
-
-
 def _number(
     ranks_of: Mapping[Mesh, tuple[dist.ProcessGroup, dist.ProcessGroup | None]], device: torch.device
 ) -> tuple[int, int]:
@@ -804,7 +784,7 @@ def _post_backward(
 
 
 def _has_gradient(group: Any, parameter: Any) -> bool:
-    if not hasattr(parameter, "_unsharded_param"):
+    if not private.is_unsharded(parameter):
         return False
     whole = parameter.unsharded_param
     found = parameter.unsharded_accumulated_grad is not None or whole.grad is not None
