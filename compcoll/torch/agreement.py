@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from ..errors import CollectiveMismatch
+from . import private
 from .failure_detector import board_of
 
 
@@ -18,9 +18,8 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:
     """Return the seconds that a process group waits; PyTorch's default if its backend does not report them."""
     if isinstance(seconds := getattr(group, "timeout", None), float):  # compcoll's own backend
         return seconds
-    options = getattr(group._get_backend(device), "options", None)
-    given: timedelta = getattr(options, "_timeout", default_pg_timeout)
-    return given.total_seconds()
+    given = private.timeout_of(private.backend_of(group, device))
+    return (default_pg_timeout if given is None else given).total_seconds()
 
 
 def check_alike(group: dist.ProcessGroup, device: torch.device, lines: list[str]) -> None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ..errors import CollectiveFailed, CompcollError, PeerFailed, PeerTimeout
 from ..execute.failure_detector import FailureDetector
 from ..transports.serialization import packed, unpacked
+from . import private
 from .background import Background
 
 _GONE = ("onnection closed", "onnection reset", "Broken pipe", "pair closure", "onnection refused")
@@ -223,6 +224,6 @@ def board_of(group: dist.ProcessGroup) -> Board:
 
 def store_of(group: dist.ProcessGroup) -> dist.Store | None:
     """Return the store through which a group's ranks found each other, if it has one."""
-    known = dist.distributed_c10d._world.pg_map.get(group)
+    known = private.group_entry(group)
     store = known[1] if known is not None else getattr(group, "store", None)
     return store if isinstance(store, dist.Store) else None

@@ -19,21 +19,21 @@ from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future, collect_all
 
+from . import private
 from .failure_detector import Board
 from .untraced import untraced
 
 Value = TypeVar("Value")
 
-_unasked: deque[_Work] = deque(maxlen=64)
+_unasked: deque[dist.Work] = deque(maxlen=64)
 """The last dropped handles that no code had waited for. C++ may hold one for each model that is joining."""
-_waited: deque[_Work] = deque(maxlen=2)
+_waited: deque[dist.Work] = deque(maxlen=2)
 """The last dropped handles that only C++ had waited for; it may request the future next. Few, to free tensors soon."""
 
 
-class Lasting(_Work):
+class Lasting(dist.Work):
     """Base class of all handles, which keeps them alive while C++ may hold them.
 
     Attributes
@@ -201,7 +201,7 @@ class Followed(Lasting):
         return self._work.result() if self._made is None else self._made
 
     def source_rank(self) -> int:
-        return self._work._source_rank()
+        return private.source_rank(self._work)
 
     _source_rank = source_rank
 
@@ -252,7 +252,7 @@ class CoalescedWork(Lasting):
         The operations.
     """
 
-    def __init__(self, works: Sequence[_Work]) -> None:
+    def __init__(self, works: Sequence[dist.Work]) -> None:
         super().__init__()
         self._works = works
 

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import HookTaken
+from . import private
 from .states import Layout
 
 Value = TypeVar("Value")
@@ -28,8 +29,8 @@ def check_hook_free(model: object) -> None:
     HookTaken
         If it has one.
     """
-    if isinstance(model, DistributedDataParallel) and model._comm_hooks:
-        there = getattr(model._comm_hooks[0][0], "__qualname__", "?")
+    if isinstance(model, DistributedDataParallel) and private.communication_hooks(model):
+        there = getattr(private.communication_hooks(model)[0], "__qualname__", "?")
         raise HookTaken(f"this model already has the communication hook {there!r}, and DDP accepts only one")
 
 
@@ -156,7 +157,7 @@ class BucketHook:
         error's text. So the future completes normally, and the original error is raised after DDP has ended the pass.
         DDP also runs hooks outside of a pass, for a rank that has joined: there, the job raises its error.
         """
-        in_pass = torch._C._current_graph_task_id() != -1
+        in_pass = private.backward_pass() != -1
 
         def run() -> Value:
             try:
@@ -171,10 +172,9 @@ class BucketHook:
 
     def _raise_at_end(self) -> None:
         """Raise the pass's error, if any, at the end of the pass. The last hook calls this."""
-        if torch._C._current_graph_task_id() != -1:
-            engine = torch.autograd.Variable._execution_engine
+        if private.backward_pass() != -1:
             # DDP ends the pass in a callback that runs after the outer callback here, and before the inner one.
-            engine.queue_callback(lambda: engine.queue_callback(self._raise))
+            private.at_end_of_backward(lambda: private.at_end_of_backward(self._raise))
 
     def _raise(self) -> None:
         if self.error is not None:

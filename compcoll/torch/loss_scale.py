@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidArgument
+from . import private
 from .hooks import call_before_steps
 
 
@@ -83,7 +84,7 @@ class LossScale:
     def _steps(self) -> tuple[object, ...]:
         """Return objects that identify the optimizer's current step; the scaler replaces them when the step is over."""
         scalers = [scaler for each in self._scalers or () if (scaler := each()) is not None]
-        return tuple(scaler._per_optimizer_states for scaler in scalers)  # `update` makes a new one
+        return tuple(private.scaler_states(scaler) for scaler in scalers)  # `update` makes a new one
 
     def free(self) -> None:
         """Stop observing optimizer steps."""
@@ -92,7 +93,7 @@ class LossScale:
     def _now(self) -> float | None:
         """Return the scale of the current gradients: 1 without a scaler, None if the candidates' scales differ."""
         if self._scalers is None:
-            self._scalers = [weakref.ref(scaler) for scaler in _scalers() if scaler._scale is not None]
+            self._scalers = [weakref.ref(scaler) for scaler in _scalers() if private.has_scaled(scaler)]
         scales = {float(scaler.get_scale()) for each in self._scalers if (scaler := each()) is not None} or {1.0}
         return scales.pop() if len(scales) == 1 else None
 
@@ -104,7 +105,7 @@ class LossScale:
         if self._certain and not gone:
             return
         first, self._certain = not self._certain, True
-        stepping = [scaler for scaler in _scalers() if id(optimizer) in scaler._per_optimizer_states]
+        stepping = [scaler for scaler in _scalers() if id(optimizer) in private.scaler_states(scaler)]
         self._scalers = list(map(weakref.ref, stepping[:1]))
         taken, found = self.unit, self._now()
         if not (first and self._begun) or found is None or found == taken:

@@ -7,11 +7,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..codecs.base import Codec
+from ..codecs.registry import as_codec
 from ..communicator import Communicator
 from ..errors import AccuracyWarning, InvalidArgument
 from ..feedback import ErrorFeedback
@@ -27,6 +29,9 @@ KINDS = ("embeddings", "norms", "biases")
 SMALLEST = 1024
 """Number of elements from which a parameter is worth compressing."""
 
+Codecs: TypeAlias = Codec | dict[str, Codec | None] | None
+"""One codec for all parameters, or codecs by pattern of parameter names. None sends gradients uncompressed."""
+
 
 def check_whole(name: str, value: object, lowest: int) -> None:
     """Check that an option is an integer of at least ``lowest``.
@@ -38,6 +43,90 @@ def check_whole(name: str, value: object, lowest: int) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
         raise InvalidArgument(f"{name}={value!r}: an integer of {lowest} or more is needed")
+
+
+def as_codecs(codec: str | Codec | Mapping[str, str | Codec | None] | None, options: Mapping[str, Any]) -> Codecs:
+    """Return the codec, or the mapping of codecs, given by a call's argument and options.
+
+    Raises
+    ------
+    InvalidArgument, UnknownCodec
+        As `as_codec`; also if a mapping is given with options, or a pattern is not a string.
+    """
+    if not isinstance(codec, Mapping):
+        return as_codec(codec, dict(options))
+    if options:
+        raise InvalidArgument(
+            f"options {', '.join(sorted(options))} go with one codec: in a mapping, write them after the codec's name, "
+            'such as "minmax:bits=4,block=64"'
+        )
+    for pattern in codec:
+        if not isinstance(pattern, str):
+            raise InvalidArgument(f'codec: {pattern!r} is no pattern of parameter names, such as "*.weight"')
+    return {pattern: as_codec(each, {}, f"codec[{pattern!r}]") for pattern, each in codec.items()}
+
+
+def by_pattern(codec: Codecs) -> dict[str, Codec | None]:
+    """Return codecs by pattern; one codec has the pattern ``"*"``."""
+    return codec if isinstance(codec, dict) else {"*": codec}
+
+
+def replaced(before: Codecs, codec: str | Codec | Mapping[str, str | Codec | None]) -> Codecs:
+    """Return codecs that replace others during a run.
+
+    Raises
+    ------
+    InvalidArgument
+        If their patterns or types differ.
+    """
+    after = as_codecs(codec, {})
+    old, new = ([(pattern, type(each)) for pattern, each in by_pattern(c).items()] for c in (before, after))
+    if old != new:
+        raise InvalidArgument(f"codec={codec!r}: only codecs of the same types can replace {before!r}")
+    return after
+
+
+def each_codec(codec: Codecs) -> list[Codec]:
+    """Return the codecs that are not None, equal ones once."""
+    found: list[Codec] = []
+    for each in by_pattern(codec).values():
+        if each is not None and each not in found:
+            found.append(each)
+    return found
+
+
+def codec_by_name(codec: Codecs, model: nn.Module, exact: Mapping[str, bool]) -> dict[str, Codec | None]:
+    """Return the codec of each parameter's gradient, in the model's order; None for exact gradients.
+
+    Parameters
+    ----------
+    codec : Codecs
+        The first pattern that fits a parameter decides. A parameter that no pattern fits is exact.
+    model : torch.nn.Module
+        Model without DistributedDataParallel around it.
+    exact : mapping
+        Parameters that are exact with any codec, as returned by `exact_parameters`.
+
+    Raises
+    ------
+    InvalidArgument
+        If a pattern other than ``"*"`` decides for no parameter, which is likely a mistake.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    found: dict[str, Codec | None] = dict.fromkeys(exact)
+    decided: set[str] = set()
+    for pattern, each in by_pattern(codec).items():
+        fitting = {every[0] for every in names.values() if any(fnmatchcase(name, pattern) for name in every)}
+        if pattern != "*" and fitting <= decided:
+            why = f"fits the name of no parameter, such as {', '.join(list(exact)[:3])}"
+            if fitting:
+                why = "fits only parameters that earlier patterns fit, too: put it before these patterns"
+            raise InvalidArgument(f"codec: the pattern {pattern!r} {why}")
+        found |= {name: None if exact[name] else each for name in fitting - decided}
+        decided |= fitting
+    return found
 
 
 def compressing(codec: Codec | None) -> str:
@@ -82,55 +171,58 @@ def try_codec(
 
 def log_choice(
     communicator: Communicator,
-    codec: Codec | None,
+    codec: Codecs,
+    codecs: Mapping[str, Codec | None],
     algorithm: str,
     parameters: Mapping[str, Tensor],
-    exact: Mapping[str, bool],
     largest: int,
     *,
     scatter: bool = False,
 ) -> None:
-    """Log on rank 0 which gradients will be compressed, and how. If none will be, this is a warning.
+    """Log on rank 0 which gradients each codec will compress, and how. If it will compress none, this is a warning.
 
     Parameters
     ----------
-    communicator, codec, algorithm, scatter
+    communicator, algorithm, scatter
         As of `try_codec`.
+    codec : Codecs
+        The codecs that were given.
+    codecs : mapping
+        The codec of each parameter, by name.
     parameters : mapping
         The parameters, by name.
-    exact : mapping
-        Whether a parameter stays exact, by name.
     largest : int
         Bytes of the largest buffer of gradients that is averaged at once.
     """
     if communicator.rank != 0:
         return
-    if codec is None:
+    given = each_codec(codec)
+    if not given:
         _log.info("compress: no codec was given, so gradients are sent uncompressed")
-        return
-    compressed = [parameters[name] for name, kept in exact.items() if not kept]
-    sizes = Counter[torch.dtype]()
-    for parameter in compressed:
-        sizes[parameter.dtype] += parameter.numel()
-    elements = f"{sizes.total()} of {sum(p.numel() for p in parameters.values())} elements"
-    what = f"compress: {len(compressed)} of {len(parameters)} parameters ({elements}) for {codec!r}"
-    plans = [
-        communicator.explain(
-            array_of(compressed[0].detach().new_empty(max(min(n, largest // dtype.itemsize), 1), dtype=dtype)),
-            collective="reduce_scatter" if scatter else "allreduce",
-            op="mean",
-            codec=codec,
-            algorithm=algorithm,
-        )
-        for dtype, n in sizes.items()
-    ]
-    how = "; ".join(plan.summary for plan in plans)
-    if not plans:
-        _log.warning("%s: nothing will be compressed, see exclude= and min_numel= of compress()", what)
-    elif all(plan.codec is None for plan in plans):
-        _log.warning("%s: nothing will be compressed: %s", what, how)
-    else:
-        _log.info("%s: %s", what, how)
+    for each in given:
+        compressed = [parameters[name] for name, own in codecs.items() if own == each]
+        sizes = Counter[torch.dtype]()
+        for parameter in compressed:
+            sizes[parameter.dtype] += parameter.numel()
+        elements = f"{sizes.total()} of {sum(p.numel() for p in parameters.values())} elements"
+        what = f"compress: {len(compressed)} of {len(parameters)} parameters ({elements}) for {each!r}"
+        plans = [
+            communicator.explain(
+                array_of(compressed[0].detach().new_empty(max(min(n, largest // dtype.itemsize), 1), dtype=dtype)),
+                collective="reduce_scatter" if scatter else "allreduce",
+                op="mean",
+                codec=each,
+                algorithm=algorithm,
+            )
+            for dtype, n in sizes.items()
+        ]
+        how = "; ".join(plan.summary for plan in plans)
+        if not plans:
+            _log.warning("%s: nothing will be compressed, see exclude= and min_numel= of compress()", what)
+        elif all(plan.codec is None for plan in plans):
+            _log.warning("%s: nothing will be compressed: %s", what, how)
+        else:
+            _log.info("%s: %s", what, how)
 
 
 def kind_of(name: str, owner: nn.Module) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -14,28 +14,107 @@ from ..communicator import Communicator
 from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
 from .buffers import array_of, is_dense
+from .private import WRAPPERS
 
 _VERSION = 2
-_RESIDUALS = "residuals"
-_KEYS = {"version", "rank", "size", _RESIDUALS}
+RESIDUALS = "residuals"
+_KEYS = {"version", "rank", "size", RESIDUALS}
 STEPS, BUCKETS = "steps", "buckets"
 """Further keys of DistributedDataParallel states: the number of steps so far, and the buckets of the next step."""
-BEGUN, BETWEEN, REPLICAS = "begun", "between", "replicas"
+BEGUN, BETWEEN, REPLICAS, MESHES = "begun", "between", "replicas", "meshes"
 """Further keys of FSDP2 states: the number of collectives so far; for hybrid sharding also the residuals between
-replicas and the number of replicas.
+replicas and the number of replicas; for models on several meshes the rank's `Place` in each parameter's mesh.
 """
-OPTIONAL = (STEPS, BUCKETS, BEGUN, BETWEEN, REPLICAS)
+OPTIONAL = (STEPS, BUCKETS, BEGUN, BETWEEN, REPLICAS, MESHES)
 """Keys that a state of gradients may lack, since a state of one wrapper may be loaded under another."""
 _RANKS = "ranks"
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 Layout = Sequence[Sequence[str]]
 """Names of the parameters in each bucket of DistributedDataParallel, in order."""
 
 
+class Place(NamedTuple):
+    """A rank's place in a mesh whose ranks average the gradients of some parameters.
+
+    Attributes
+    ----------
+    rank, size : int
+        Number of the rank in the mesh, and number of the mesh's ranks.
+    replicas : int
+        Number of replicas of the shards.
+    subset, subsets : int
+        If other ranks of the model average these parameters' gradients separately, such as those of other experts:
+        the number of this rank's subset, and the number of subsets.
+    """
+
+    rank: int
+    size: int
+    replicas: int
+    subset: int = 0
+    subsets: int = 1
+
+
+def place_of(state: Mapping[str, Any], name: str) -> Place:
+    """Return the place of a state's rank in the mesh of a parameter."""
+    if (given := state.get(MESHES, {}).get(name)) is not None:
+        return Place(*given)
+    return Place(state["rank"], state["size"], state.get(REPLICAS, 1))
+
+
+def of_mesh(
+    states: Mapping[str, Any] | Sequence[Mapping[str, Any]], names: Collection[str], places: Sequence[Place], now: Place
+) -> Any:
+    """Return states as if the model had only some parameters, all in one mesh.
+
+    Parameters
+    ----------
+    states : mapping, or sequence of mapping
+        One state, or those of all ranks.
+    names : collection of str
+        Names of the parameters.
+    places : sequence of Place
+        The states' places in the mesh of these parameters.
+    now : Place
+        The current place of this rank in their mesh. States of other subsets are left out.
+
+    Raises
+    ------
+    InvalidArgument
+        If the number of subsets is not the current one.
+    """
+    name = next(iter(names))
+    for place in places:
+        _check_subsets(name, place, now.subsets)
+    if isinstance(states, Mapping) and places[0].subset != now.subset:
+        raise InvalidArgument(
+            f"this is the state of a rank that averages gradients of {name!r} with other ranks than this one: give the "
+            "states of all ranks"
+        )
+
+    def part(state: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        kept = {
+            kind: {name: state[kind][name] for name in names if name in state[kind]}
+            for kind in (RESIDUALS, BETWEEN)
+            if kind in state
+        }
+        return {**state, **kept, "rank": place.rank, "size": place.size, MESHES: {}}
+
+    if isinstance(states, Mapping):
+        return part(states, places[0])
+    return [part(*each) for each in zip(states, places, strict=True) if each[1].subset == now.subset]
+
+
+def _check_subsets(name: str, place: Place, subsets: int) -> None:
+    if place.subsets != subsets:
+        raise InvalidArgument(
+            f"in this state, {place.subsets} sets of ranks average gradients of {name!r} separately, but here "
+            f"{subsets}: load it into a model with as many sets, for example with as many expert-parallel ranks"
+        )
+
+
 def logical_name(name: str) -> str:
     """Return the name that a parameter has without the wrappers of torch.compile and of activation checkpointing."""
-    for wrapper in _WRAPPERS:
+    for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
@@ -90,7 +169,7 @@ def state_of(rank: int, size: int, residuals: Mapping[str, Any], **more: Mapping
     """Make a rank's state, with further values of its parameters, such as a velocity."""
     copies = {
         kind: {name: torch.as_tensor(kept).clone() for name, kept in arrays.items()}
-        for kind, arrays in {_RESIDUALS: residuals, **more}.items()
+        for kind, arrays in {RESIDUALS: residuals, **more}.items()
     }
     return {"version": _VERSION, "rank": rank, "size": size, **copies}
 
@@ -101,7 +180,7 @@ def residuals_of(
     size: int,
     shapes: Mapping[str, Sequence[int]],
     more: Sequence[str] = (),
-    kind: str = _RESIDUALS,
+    kind: str = RESIDUALS,
     optional: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """Return a rank's residuals from its own state, or its share from all ranks' states.
@@ -129,6 +208,28 @@ def residuals_of(
         If one state is of another rank or number of ranks, several states are not those of all ranks, or a state is of
         another model or version, not finite, or not such a state.
     """
+    residuals: dict[str, Tensor] = {}
+    for state in chosen_from(states, rank, size, more, optional):
+        for name, kept in state.get(kind, {}).items():
+            if name not in shapes or tuple(kept.shape) != tuple(shapes[name]):
+                raise InvalidArgument(
+                    f"this state has {list(kept.shape)} elements of {name!r}, which is no parameter of that shape"
+                )
+            if not bool(torch.isfinite(kept).all()):
+                raise InvalidArgument(f"this state's residual of {name!r} holds NaN or Inf")
+            _check_subsets(name, place_of(state, name), 1)
+            residuals[name] = residuals[name] + kept if name in residuals else kept.clone()
+    return residuals
+
+
+def chosen_from(
+    states: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    rank: int,
+    size: int,
+    more: Sequence[str] = (),
+    optional: Collection[str] = (),
+) -> list[Mapping[str, Any]]:
+    """Return the states whose residuals a rank takes over: the arguments and errors are those of `residuals_of`."""
     wanted = _KEYS.union(more)
     for state in [states] if isinstance(states, Mapping) else states:
         if isinstance(state, Mapping) and state.get("version", _VERSION) != _VERSION:
@@ -145,23 +246,11 @@ def residuals_of(
                 f"this is the state of rank {states['rank']} of {states['size']}, but here is rank {rank} of {size}: "
                 "give the states of all ranks"
             )
-        chosen = [states]
-    else:
-        ranks = [state["rank"] for state in states]
-        if not states or sorted(ranks) != list(range(states[0]["size"])):
-            raise InvalidArgument(f"states of ranks {ranks} were given: give the state of each rank once")
-        chosen = [state for state in states if state["rank"] % size == rank]
-    residuals: dict[str, Tensor] = {}
-    for state in chosen:
-        for name, kept in state.get(kind, {}).items():
-            if name not in shapes or tuple(kept.shape) != tuple(shapes[name]):
-                raise InvalidArgument(
-                    f"this state has {list(kept.shape)} elements of {name!r}, which is no parameter of that shape"
-                )
-            if not bool(torch.isfinite(kept).all()):
-                raise InvalidArgument(f"this state's residual of {name!r} holds NaN or Inf")
-            residuals[name] = residuals[name] + kept if name in residuals else kept.clone()
-    return residuals
+        return [states]
+    ranks = [state["rank"] for state in states]
+    if not states or sorted(ranks) != list(range(states[0]["size"])):
+        raise InvalidArgument(f"states of ranks {ranks} were given: give the state of each rank once")
+    return [state for state in states if state["rank"] % size == rank]
 
 
 def check_fed_back(residuals: Mapping[str, Tensor], *, feedback: bool) -> None:

@@ -16,9 +16,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from compcoll import Communicator, ErrorFeedback
 from compcoll.codecs import Codec
 from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
-from compcoll.sparse import Sparsifier
-from compcoll.torch.gradients.bucket import Bucket, Kept
-from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters
+from compcoll.torch.gradients.bucket import Bucket, Feedback, Kept
+from compcoll.torch.policy import KINDS, SMALLEST, codec_by_name, exact_parameters
 from compcoll.torch.states import residuals_of, state_of
 from compcoll.torch.training_stats import TrainingStats
 from osu_like_bench import UsageError
@@ -52,23 +51,25 @@ class Averaging:
         self.stats = TrainingStats()
         self._codec, self._algorithm = codec, arguments.algorithm
         exact = exact_parameters(module, KINDS if arguments.exclude is None else arguments.exclude, SMALLEST)
-        self._exact = {name: self._codec is None or kept for name, kept in exact.items()}
+        self._codecs = codec_by_name(codec, module, exact)
         self._parameters = dict(module.named_parameters())
-        self._make = None if self._codec is None or arguments.no_feedback else ErrorFeedback
+        self._feedback: Feedback = False if arguments.no_feedback else ErrorFeedback
         self._kept: Kept = {"residual": {}}
         self._gradients = torch.empty(sum(parameter.numel() for parameter in module.parameters()))
         self._bucket = self._laid_out()
 
     def _laid_out(self) -> Bucket:
         sizes = [parameter.numel() for parameter in self._parameters.values()]
-        names, sparse = tuple(self._parameters), isinstance(self._codec, Sparsifier)
-        return Bucket(names, sizes, self._gradients, self.communicator, self._exact, sparse, self._make, self._kept)
+        return Bucket(
+            *(tuple(self._parameters), sizes, self._gradients, self.communicator, self._codecs),
+            *(True, self._feedback, self._kept),
+        )
 
     def average(self) -> None:
         """Replace the gradients by their mean over the ranks. Collective."""
         parameters = self._parameters.values()
         torch.cat([parameter.grad.view(-1) for parameter in parameters], out=self._gradients)
-        self._bucket.average(self._gradients, self.communicator, self._codec, self._algorithm, self.stats)
+        self._bucket.average(self._gradients, self.communicator, self._algorithm, self.stats)
         means = self._gradients.split([parameter.numel() for parameter in parameters])
         for parameter, mean in zip(parameters, means, strict=True):
             parameter.grad = mean.view_as(parameter)
@@ -80,9 +81,9 @@ class Averaging:
 
     def load_state_dict(self, states: Any) -> None:
         """Restore the residuals of an earlier run, or those before a step that did not end."""
-        shapes = {name: self._parameters[name].shape for name, kept in self._exact.items() if not kept}
+        shapes = {name: self._parameters[name].shape for name, codec in self._codecs.items() if codec is not None}
         restored = residuals_of(states, self.communicator.rank, self.communicator.size, shapes)
-        if self._make is not None:
+        if self._feedback:
             self._kept = {"residual": {name: kept.reshape(-1).numpy() for name, kept in restored.items()}}
             self._bucket = self._laid_out()
 

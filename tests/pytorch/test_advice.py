@@ -57,6 +57,11 @@ def test_what_does_not_go_with_an_optimizer_is_told_once() -> None:
         advice.advise(get_codec("topk", density=0.01), adam)
         advice.advise(None, adam)
         advice.advise(get_codec("zfp", tolerance=1e-6), adam)
+    advice._warned.clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        advice.advise({"a": get_codec("onebit"), "b": None, "c": get_codec("int8"), "*": get_codec("topk")}, adam)
+    assert [str(each.message).partition(" on ")[0] for each in found] == ["codec='onebit'", "codec='topk'"]
     with pytest.raises(InvalidArgument, match="optimizer=3"):
         advice.advise(None, 3)  # type: ignore[arg-type]
 

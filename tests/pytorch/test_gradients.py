@@ -34,7 +34,7 @@ from compcoll.errors import InvalidArgument
 from compcoll.sparse import DGCFeedback, TopK, Variance, VarianceFeedback
 from compcoll.torch.gradients.bucket import maker_of
 from compcoll.torch.gradients.compression import compress
-from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters, kind_of
+from compcoll.torch.policy import KINDS, SMALLEST, codec_by_name, exact_parameters, kind_of
 from osu_like_bench import __main__ as osu_like_bench
 from osu_like_bench import ddp
 from osu_like_bench.training.models import GPT, NETWORKS
@@ -138,6 +138,28 @@ def test_policy_of_what_is_shared() -> None:
                 first: True
             }
         assert exact_parameters(model, [], 1) == {first: False}
+
+
+def test_the_first_pattern_that_fits_decides() -> None:
+    layer = nn.Linear(4, 4)
+    model = nn.ModuleDict({"body": nn.Linear(4, 4), "first": layer, "second": layer, "head": nn.Linear(4, 4)})
+    exact = exact_parameters(model, ["*.bias"], 1)
+    one, two, three = MinMax(bits=1), MinMax(bits=2), MinMax(bits=3)
+
+    def weights(codec: Any) -> dict[str, Any]:
+        found = codec_by_name(codec, model, exact)
+        assert list(found) == [name for name, _ in model.named_parameters()]
+        assert not any(codec for name, codec in found.items() if name.endswith("bias"))
+        return {name.partition(".")[0]: codec for name, codec in found.items() if name.endswith("weight")}
+
+    assert weights(one) == {"body": one, "first": one, "head": one} and not any(weights(None).values())
+    assert weights({"body.*": one, "*": two}) == {"body": one, "first": two, "head": two}
+    assert weights({"head.*": None, "*d*": one, "*": two}) == {"body": one, "first": one, "head": None}  # by "second"
+    assert weights({"second.w*": one, "first.*": two, "b*": three}) == {"body": three, "first": one, "head": None}
+    assert weights({"*.*": one, "*": two}) == weights(one) and not any(weights({}).values())
+    for pattern, why in (("third.*", "fits the name of no parameter, such as body.weight"), ("first.*", "earlier")):
+        with pytest.raises(InvalidArgument, match=why):
+            weights({"*.weight": one, "*.bias": one, pattern: two})
 
 
 def train(mpirun: MPIRun, folder: Path, name: str, *words: str | Path, ranks: int = 2) -> list[dict[str, Any]]:

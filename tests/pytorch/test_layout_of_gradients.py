@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,37 +12,53 @@ pytest.importorskip("torch", "2.13")
 import torch
 from fakes.loopback import World
 from fakes.threads import on_ranks
+from hypothesis import given
+from hypothesis import strategies as st
+from promises import EVERY, Case, error_bound, is_vote, one_of_each
+from properties import examples
 from torch import Tensor
 
-from compcoll import ZFP, Communicator
+from compcoll import ZFP, Cast, Codec, Communicator
 from compcoll.feedback import ErrorFeedback
-from compcoll.sparse import VarianceFeedback
+from compcoll.sparse import Sparsifier, TopK, VarianceFeedback
 from compcoll.stats import Stats
 from compcoll.torch.buffers import array_of
-from compcoll.torch.gradients.bucket import Bucket, Kept, average_sparse
+from compcoll.torch.gradients.bucket import Bucket, Feedback, Kept, average_sparse
 from compcoll.torch.low_rank.factors import Gradient
 from compcoll.torch.low_rank.fusion import Buffer, Kind
 from compcoll.torch.states import from_memory, layout_of, residuals_of, state_of, to_memory
 from compcoll.torch.training_stats import TrainingStats
 
 CPU = torch.device("cpu")
+RAW = Cast("float32")  # which changes no float32
+DENSE = [
+    each
+    for each in one_of_each(EVERY)
+    if not is_vote(each) and not isinstance(each, Sparsifier) and each.feedback_converges("float32")
+]
 LARGE = (1 << 16) // 4  # elements of float32 from which on an exact gradient splits what is compressed
 
 
 def bucket_of(
-    sizes: dict[str, tuple[int, bool]],
-    make: Callable[[], ErrorFeedback] | None = None,
+    sizes: dict[str, tuple[int, bool | Codec]],
+    feedback: Feedback = False,
     *,
+    codec: Codec = RAW,
     by_parameter: bool = False,
     kept: Kept | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Bucket, Tensor]:
-    """A bucket of parameters by name: of how many elements, and whether they are exact; and its gradients 1, 2, 3 …"""
+    """A bucket of parameters by name, and its gradients 1, 2, 3 …
+
+    Each has so many elements, and is exact (True), or has a codec of its own or the common one (False).
+    """
     gradients = torch.arange(1, sum(size for size, _ in sizes.values()) + 1).to(dtype)
-    exact = {name: exact for name, (_, exact) in sizes.items()}
+    codecs = {
+        name: (None if given else codec) if isinstance(given, bool) else given for name, (_, given) in sizes.items()
+    }
     numbers = [size for size, _ in sizes.values()]
     (comm,) = World(1).comms
-    made = Bucket(tuple(sizes), numbers, gradients, comm, exact, by_parameter, make, {} if kept is None else kept)
+    made = Bucket(tuple(sizes), numbers, gradients, comm, codecs, by_parameter, feedback, {} if kept is None else kept)
     return made, gradients
 
 
@@ -80,12 +95,14 @@ def test_parameters_by_themselves_take_small_ones_before_along() -> None:
         "last": (2000, False),
         "rest": (1, False),
     }
-    assert [names for _, _, names in spans(bucket_of(sizes, by_parameter=True)[0])] == [
+    assert [names for _, _, names in spans(bucket_of(sizes, codec=TopK(0.1), by_parameter=True)[0])] == [
         ["bias", "weight"],
         ["less", "last"],
         ["rest"],
     ]
-    assert [names for _, _, names in spans(bucket_of(sizes)[0])] == [list(sizes)]
+    for codec, by_parameter in ((RAW, True), (TopK(0.1), False)):
+        together, _ = bucket_of(sizes, codec=codec, by_parameter=by_parameter)
+        assert [names for _, _, names in spans(together)] == [list(sizes)]
 
 
 def test_nothing_but_exact_gradients_and_nothing_exact() -> None:
@@ -113,7 +130,7 @@ def test_what_is_kept_is_known_by_name() -> None:
     residual[:] = range(1, 13)  # what is kept are views
     assert first["residual"]["a"].tolist() == [1, 2, 3, 4, 5] and first["residual"]["b"].tolist() == [9, 10, 11, 12]
     stats = TrainingStats()
-    bucket.average(gradients, World(1).comms[0], None, "auto", stats)
+    bucket.average(gradients, World(1).comms[0], "auto", stats)
     assert residual[5:8].tolist() == [0, 0, 0], "what is lost of the zeros in a hole is no gradient"
     assert gradients.tolist() == list(range(1, 13))
 
@@ -133,17 +150,16 @@ def test_what_is_kept_is_known_by_name() -> None:
 )
 def test_averages_and_their_account(ranks: int, sizes: dict[str, tuple[int, bool]], codec: Any) -> None:
     """All ranks' mean, and 2(p-1)/p of each buffer sent by every rank: of an allreduce nothing less will do."""
-    algorithm = "ring" if codec else "native"
     compressed = [size for size, exact in sizes.values() if not exact]
     exact = sum(size for size, exact in sizes.values() if exact)
     split = any(exact and size >= LARGE for size, exact in sizes.values())
     spans = (compressed if split else [sum(size for size, _ in sizes.values())]) if compressed else []
 
     def average(comm: Communicator) -> tuple[Tensor, TrainingStats]:
-        bucket, gradients = bucket_of(sizes)
+        bucket, gradients = bucket_of(sizes, codec=codec or RAW)
         gradients *= comm.rank + 1
         stats = TrainingStats()
-        bucket.average(gradients, comm, codec, algorithm, stats)
+        bucket.average(gradients, comm, "ring", stats)
         return gradients, stats
 
     once = torch.arange(1, sum(size for size, _ in sizes.values()) + 1, dtype=torch.float64)
@@ -155,6 +171,46 @@ def test_averages_and_their_account(ranks: int, sizes: dict[str, tuple[int, bool
             assert stats.wire_nbytes == stats.raw_sent_nbytes
         assert stats.raw_sent_nbytes == pytest.approx(least * stats.raw_nbytes, rel=0.3 if codec else 1e-2)
         assert stats.calls.total() == len(spans) + bool(exact) and stats.total_seconds > 0
+
+
+@examples(40)
+@given(
+    st.lists(st.tuples(st.integers(1, 3000), st.sampled_from([None, *DENSE])), min_size=2, max_size=8), st.integers(0)
+)
+def test_codecs_alternate_in_a_bucket(parameters: list[tuple[int, Codec | None]], seed: int) -> None:
+    """One collective for each codec: errors within its bound, and what is lost is kept; exact means beside them."""
+    sizes: dict[str, tuple[int, bool | Codec]] = {
+        f"{number}": (size, True if codec is None else codec) for number, (size, codec) in enumerate(parameters)
+    }
+    ends = np.cumsum([size for size, _ in parameters])
+    random = np.random.default_rng(seed)
+    drawn = random.standard_normal((2, 2, ends[-1])).astype(np.float32)  # of each step and rank
+
+    def average(comm: Communicator) -> tuple[list[np.ndarray], Kept, TrainingStats]:
+        kept: Kept = {}
+        bucket, _ = bucket_of(sizes, True, kept=kept)
+        stats, means = TrainingStats(), [torch.from_numpy(step[comm.rank].copy()) for step in drawn]
+        for mean in means:
+            bucket.average(mean, comm, "direct", stats)
+        return [mean.numpy() for mean in means], kept, stats
+
+    (means, kept, stats), (others, other_kept, _) = on_ranks(2, average)
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(means, others, strict=True))
+    codecs = {codec for _, codec in parameters}
+    compressed = {call.partition(", ")[2] for call in stats.calls if ", " in call}
+    assert compressed == {repr(codec) for codec in codecs if codec is not None}
+    assert stats.calls.total() == 2 * len(codecs)
+    wanted = drawn.astype(np.float64).mean(1)
+    for number, (size, codec) in enumerate(parameters):
+        part = slice(ends[number] - size, ends[number])
+        off = [step[part] - mean[part] for step, mean in zip(wanted, means, strict=True)]
+        if codec is None:
+            assert np.abs(off).max() < 1e-6
+            continue
+        largest = [np.abs(each).max(keepdims=True) for each in drawn[0]]  # of any block
+        assert np.abs(off[0]).max() <= error_bound(Case(codec, op="mean"), largest, 2), codec
+        lost = kept["residual"][f"{number}"].astype(np.float64) + other_kept["residual"][f"{number}"]
+        np.testing.assert_allclose(lost, off[0] + off[1], atol=1e-5)
 
 
 def test_accounts_begin_at_nothing() -> None:

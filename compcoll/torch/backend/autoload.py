@@ -27,11 +27,14 @@ def _register() -> None:
 
     if not dist.is_available() or NAME in dist.Backend.backend_list:
         return
-    from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    from ..private import rendezvous_handlers
 
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     register_rendezvous_handler("mpi", _by_mpi)
-    by_environment = _rendezvous_handlers["env"]
+    handlers = rendezvous_handlers()
+    by_environment = handlers["env"]
 
     def by_environment_or_mpi(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         from ...tools.machine import launcher
@@ -39,7 +42,7 @@ def _register() -> None:
         started_by_mpi = "RANK" not in os.environ and "rank=" not in url and launcher().name != "none"
         return (_by_mpi if started_by_mpi else by_environment)(url, **options)
 
-    _rendezvous_handlers["env"] = by_environment_or_mpi
+    handlers["env"] = by_environment_or_mpi
 
 
 def _by_mpi(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, GatherOptions, ScatterOptions
+from torch.distributed import BroadcastOptions, GatherOptions, ScatterOptions
 
 from ...errors import InvalidArgument, InvalidBuffer
 from ...transports.library import MPI

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d as c10d
 
 from ...errors import CollectiveMismatch, CommunicatorBroken, PeerTimeout
 from ...stats import Stats
+from .. import private
 from ..handles import CoalescedWork, CompletedWork
 from ..job_queue import JobQueue, Work
 from ..options import Options
@@ -213,10 +214,8 @@ def _nothing() -> None:
 
 def _register_stub(group: ProcessGroup) -> None:
     """Register a backend that gives PyTorch's C++ a name and devices; any operation that reaches it is an error."""
-    options = c10d.FakeProcessGroup.Options()
-    options.error_on_collective = True
-    stub = c10d.FakeProcessGroup._create_internal(group.rank(), group.size(), options)
+    stub = private.fake_backend(group.rank(), group.size())
     custom = dist.ProcessGroup.BackendType.CUSTOM
     for device in ("cpu", "cuda"):
-        group._register_backend(torch.device(device), custom, stub)
-    group._set_default_backend(custom)
+        private.register_backend(group, device, custom, stub)
+    private.set_default_backend(group, custom)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions, ReduceOptions, ReduceScatterOptions
-from torch.distributed import ReduceOp
+from torch.distributed import AllreduceCoalescedOptions, AllreduceOptions, ReduceOp, ReduceOptions, ReduceScatterOptions
 
 from ...algorithms.dissemination import surely_small
 from ...algorithms.shared_memory import STREAMED_NBYTES
@@ -235,7 +234,7 @@ class Reductions(Collectives):
         def run() -> None:
             own = tensor.detach().coalesce()
             counted = np.empty(self.size, np.int64)
-            self.comm.Allgather(np.array([own._nnz()], np.int64), counted)
+            self.comm.Allgather(np.array([own.indices().shape[1]], np.int64), counted)
             counts, dimensions, row = counted.tolist(), own.sparse_dim(), own.shape[own.sparse_dim() :]
             indices = own.indices().new_empty((sum(counts), dimensions))
             values = own.values().new_empty((sum(counts), *row))

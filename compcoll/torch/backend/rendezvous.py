@@ -7,10 +7,10 @@ import tempfile
 from array import array
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 from zlib import crc32
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import _DistributedBackendOptions
 
 from ...transports.job_end import end_job_with_uncaught_errors, files
 from ...transports.library import MPI
@@ -74,7 +74,7 @@ def _temporary_file() -> str:
         return file.name
 
 
-def create(given: _DistributedBackendOptions, options: object) -> ProcessGroup:
+def create(given: Any, options: object) -> ProcessGroup:
     """Make the process group that PyTorch requests.
 
     The parameters are those of `compcoll.torch.backend.wrapping.create`.
@@ -88,7 +88,7 @@ def create(given: _DistributedBackendOptions, options: object) -> ProcessGroup:
     return ProcessGroup(given.store, create_channel(ranks, given.timeout.total_seconds()), ranks, wanted)
 
 
-def _ranks(given: _DistributedBackendOptions) -> list[int]:
+def _ranks(given: Any) -> list[int]:
     """Return the rank in MPI.COMM_WORLD of each rank of the group."""
     rank, size = world()
     if given.global_ranks_in_group:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from .. import private
 from ..options import Options
 from . import NAME
 
@@ -52,10 +53,7 @@ class SplittingGroup(dist.ProcessGroup):
             return None
         store = dist.PrefixStore(f"{group_name or ranks}/", self.store)
         group = self._of_some(ranks, store, timeout, opts if isinstance(opts, Options) else self.options)
-        if group_name is not None:
-            group._set_group_name(group_name)
-        if group_desc is not None:
-            group._set_group_desc(group_desc)
+        private.set_names(group, group_name, group_desc)
         self._parts.append(group)  # C++ keeps only the base class's part of the group alive
         return group
 

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d as c10d
 
 from ...errors import InvalidArgument
 from ...plan.choose import AUTO, NAMES
 from ...stats import Stats
+from .. import private
 from ..buffers import COMPRESSIBLE, nbytes_of
 from ..failure_detector import board_of
 from ..groups import collectives, membership
@@ -45,7 +46,7 @@ def _left(name: str) -> Callable[..., Any]:
             first = arguments[1]
         while not isinstance(first, Tensor):
             first = first[0]
-        return self._followed(getattr(self._get_backend(first.device), name)(*arguments, **more), name)
+        return self._followed(getattr(private.backend_of(self, first.device), name)(*arguments, **more), name)
 
     return collective
 
@@ -79,15 +80,14 @@ class WrappingGroup(SplittingGroup):
         self._limit = timeout
         kinds = dist.ProcessGroup.BackendType
         self._backends: list[Any] = [make_gloo(board_of(self), dist.PrefixStore("cpu/", store), timeout)]
-        self._register_backend(torch.device("cpu"), kinds.GLOO, self._backends[0])
+        private.register_backend(self, "cpu", kinds.GLOO, self._backends[0])
         if torch.cuda.is_available() and dist.is_nccl_available():
-            given = dist.ProcessGroupNCCL.Options()
-            given._timeout = timeout
+            given = private.nccl_options(timeout)
             self._backends.append(dist.ProcessGroupNCCL(dist.PrefixStore("cuda/", store), rank, size, given))
-            self._register_backend(torch.device("cuda"), kinds.NCCL, self._backends[1])
+            private.register_backend(self, "cuda", kinds.NCCL, self._backends[1])
         for backend in self._backends:
-            backend._set_sequence_number_for_group()
-        self._set_default_backend(kinds.GLOO)
+            private.number_collectives(backend)
+        private.set_default_backend(self, kinds.GLOO)
 
     @property
     def stats(self) -> Stats | None:
@@ -97,7 +97,7 @@ class WrappingGroup(SplittingGroup):
     @cached_property
     def _others(self) -> set[str]:
         """Device types that use another backend, such as the CPU in ``"cpu:gloo,cuda:compcoll"``: never compressed."""
-        asked = str(dist.distributed_c10d._world.pg_backend_config.get(self, ""))
+        asked = "" if private.group_entry(self) is None else dist.get_backend_config(self)
         pairs = [each.partition(":") for each in asked.split(",")]
         return {device for device, _, backend in pairs if backend not in ("", NAME)}
 
@@ -114,7 +114,7 @@ class WrappingGroup(SplittingGroup):
 
     def uncompressed_allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Any:
         """Call PyTorch's own backend; the base class's method would call `allreduce` again."""
-        return self._get_backend(tensors[0].device).allreduce(list(tensors), opts)
+        return private.backend_of(self, tensors[0].device).allreduce(list(tensors), opts)
 
     @untraced
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
@@ -125,7 +125,7 @@ class WrappingGroup(SplittingGroup):
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
         opts = opts or c10d.ReduceScatterOptions()
         return self._reduced(
-            "_reduce_scatter_base", collectives.reduce_scatter_tensor, [output, source], [source], opts
+            private.REDUCE_SCATTER_SINGLE, collectives.reduce_scatter_tensor, [output, source], [source], opts
         )
 
     def _reduced(
@@ -133,7 +133,7 @@ class WrappingGroup(SplittingGroup):
     ) -> Any:
         """Run a compressed reduction, or the method `name` of PyTorch's own backend if the options exclude this one."""
         if not self._compresses(source, opts.reduceOp):
-            return self._followed(getattr(self._get_backend(source[0].device), name)(*arguments, opts), name)
+            return self._followed(getattr(private.backend_of(self, source[0].device), name)(*arguments, opts), name)
         names = NAMES["reduce_scatter" if "scatter" in name else "allreduce"]
         options, algorithm = self.options, self.options.algorithm
         call = {"codec": options.codec, "algorithm": algorithm if algorithm in names else AUTO}
@@ -147,7 +147,7 @@ class WrappingGroup(SplittingGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     broadcast, allgather, reduce_scatter = map(_left, ("broadcast", "allgather", "reduce_scatter"))
-    all_gather_single = _allgather_base = _left("_allgather_base")
+    all_gather_single = _allgather_base = _left(private.GATHER_SINGLE)
     all_to_all_single = alltoall_base = _left("alltoall_base")
     reduce, gather, scatter = map(_left, ("reduce", "gather", "scatter"))
     send, recv, recv_anysource = map(_left, ("send", "recv", "recv_anysource"))
@@ -158,12 +158,12 @@ class WrappingGroup(SplittingGroup):
     @untraced
     def barrier(self, opts: Any = None) -> Any:
         opts = opts or c10d.BarrierOptions()
-        return self._followed(self._get_backend(opts.device or torch.device("cpu")).barrier(opts), "barrier")
+        return self._followed(private.backend_of(self, opts.device or torch.device("cpu")).barrier(opts), "barrier")
 
     @untraced
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Any:
         """Exchange a tensor with each rank. For gloo, all tensors are packed into one, since it exchanges only one."""
-        opts, backend = opts or c10d.AllToAllOptions(), self._get_backend(outputs[0].device)
+        opts, backend = opts or c10d.AllToAllOptions(), private.backend_of(self, outputs[0].device)
         if not outputs[0].is_cpu:
             return self._followed(backend.alltoall(list(outputs), list(inputs), opts), "alltoall")
         arrived = torch.empty(sum(map(nbytes_of, outputs)), dtype=torch.uint8)
@@ -198,12 +198,12 @@ class WrappingGroup(SplittingGroup):
         return WrappingGroup(store, ranks.index(self.rank()), len(ranks), timeout or self._limit, options)
 
 
-def create(given: c10d._DistributedBackendOptions, options: object) -> WrappingGroup:
+def create(given: Any, options: object) -> WrappingGroup:
     """Make the process group that PyTorch requests.
 
     Parameters
     ----------
-    given : torch._C._distributed_c10d._DistributedBackendOptions
+    given : torch.distributed.distributed_c10d._DistributedBackendOptions
         Store, rank and size.
     options : Options, optional
         What to compress; by default the options of the environment.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ from ...sparse import Sparsifier, VarianceFeedback
 from ..buffers import Array, HostArray, array_of, copy_of, put, residual_of
 from ..job_queue import JobQueue
 from ..loss_scale import LossScale
-from ..policy import SMALLEST
+from ..policy import SMALLEST, each_codec
 from ..states import count_calls_with
 from ..streams import JobStreams
 from ..training_stats import TrainingStats
@@ -171,6 +171,7 @@ class Span(NamedTuple):
     begin: int
     end: int
     parts: Sequence[Part]
+    codec: Codec | None
     feedback: ErrorFeedback | None
 
 
@@ -187,13 +188,15 @@ class Bucket:
         One-dimensional; the parameters' gradients, contiguous. `average` later takes tensors of the same layout.
     communicator : Communicator
         Allocates the residuals.
-    exact : mapping
-        Whether a parameter is exact, by name.
+    codecs : mapping
+        The codec of each parameter, by name; None if it is exact. Parameters with different codecs are copied to a
+        buffer in which those of one codec lie side by side, and there form one span.
     by_parameter : bool
-        Whether each compressed parameter is a span of its own. Otherwise a span is all parameters between large exact
-        ones. A parameter with fewer than `SMALLEST` elements joins the next one: a layer's bias joins its weight.
-    make : callable or None
-        Makes the feedback of a span.
+        Whether each parameter with a sparse codec is a span of its own. Otherwise a span is all parameters of a codec
+        between large exact ones. A parameter with fewer than `SMALLEST` elements joins the next one: a layer's bias
+        joins its weight.
+    feedback : Feedback
+        The feedback of a span, as for `maker_of`.
     kept : Kept
         Earlier residuals. They are moved into the bucket's memory, and `kept` gets views of it.
     """
@@ -204,9 +207,9 @@ class Bucket:
         sizes: Sequence[int],
         gradients: Tensor,
         communicator: Communicator,
-        exact: Mapping[str, bool],
+        codecs: Mapping[str, Codec | None],
         by_parameter: bool,
-        make: Callable[[], ErrorFeedback] | None,
+        feedback: Feedback,
         kept: Kept,
     ) -> None:
         self.names = names
@@ -214,22 +217,30 @@ class Bucket:
         self.spans: list[Span] = []
         holes: list[tuple[int, int]] = []
         self._lost_in_holes: list[Array] = []
-        compressed: list[Part] = []
-        values, dtype = array_of(gradients), gradients.dtype
-        offset = 0
-        for name, size in zip(names, sizes, strict=True):
-            part = Part(name, offset, offset + size)
-            offset += size
-            if exact[name]:
-                holes.append((part.begin, part.end))
-                complete = size * dtype.itemsize >= _SEPARATE_NBYTES
-            else:
-                compressed.append(part)
-                complete = by_parameter and size >= SMALLEST
-            if complete:
-                self._add_span(compressed, values, communicator, make, kept)
-                compressed = []
-        self._add_span(compressed, values, communicator, make, kept)
+        size_of = dict(zip(names, sizes, strict=True))
+        groups = _groups(names, codecs)
+        parts = side_by_side(chain.from_iterable(groups), size_of)
+        self._moves: list[tuple[slice, slice]] = []
+        self._grouped = gradients
+        if len(groups) > 1:
+            given = side_by_side(names, size_of)
+            self._moves = [(slice(*given[name][1:]), slice(*parts[name][1:])) for name in names]
+            self._grouped = torch.empty_like(gradients)
+        values, dtype = array_of(self._grouped), gradients.dtype
+        for group in groups:
+            compressed: list[Part] = []
+            for name in group:
+                part, size, codec = parts[name], size_of[name], codecs[name]
+                if codec is None:
+                    holes.append((part.begin, part.end))
+                    complete = size * dtype.itemsize >= _SEPARATE_NBYTES
+                else:
+                    compressed.append(part)
+                    complete = by_parameter and isinstance(codec, Sparsifier) and size >= SMALLEST
+                if complete:
+                    self._add_span(compressed, values, communicator, codecs, feedback)
+                    compressed = []
+            self._add_span(compressed, values, communicator, codecs, feedback)
         # 16-bit floats are summed in float32, whose rounding errors are below their precision.
         wide = dtype if dtype.itemsize > 2 else torch.float32
         lengths = [end - begin for begin, end in holes]
@@ -242,7 +253,6 @@ class Bucket:
         self,
         gradients: Tensor,
         communicator: Communicator,
-        codec: Codec | None,
         algorithm: str,
         stats: TrainingStats,
         unused: Collection[str] = (),
@@ -255,8 +265,6 @@ class Bucket:
             This rank's gradients, contiguous. Overwritten.
         communicator : Communicator
             The ranks.
-        codec : Codec or None
-            Codec for the compressed gradients.
         algorithm : str
             Algorithm for the compressed gradients.
         stats : TrainingStats
@@ -264,7 +272,10 @@ class Bucket:
         unused : collection of str
             Parameters that no rank used. Their mean becomes zero, and their residuals do not change.
         """
-        values = array_of(gradients)
+        given = array_of(gradients)
+        values = array_of(self._grouped) if self._moves else given
+        for there, here in self._moves:
+            values[here] = given[there]
         of_unused = (kept[name] for kept in self._kept.values() for name in unused if name in kept)
         set_aside = [(part, copy_of(part)) for part in of_unused]
         for part, _ in set_aside:
@@ -276,7 +287,9 @@ class Bucket:
         for span in self.spans:
             part = values[span.begin : span.end]
             count_calls_with(span.feedback, communicator)
-            requests.append(reduce(part, op="mean", out=part, feedback=span.feedback, codec=codec, algorithm=algorithm))
+            requests.append(
+                reduce(part, op="mean", out=part, feedback=span.feedback, codec=span.codec, algorithm=algorithm)
+            )
         if len(self.spans) == 1:
             stats.add_last(communicator)
         else:
@@ -297,35 +310,40 @@ class Bucket:
             for name, begin, end in span.parts:
                 if name in unused:  # its values may contain compression noise from neighbours
                     values[begin:end] = 0
+        for there, here in self._moves:
+            given[there] = values[here]
 
     def _add_span(
         self,
         parts: list[Part],
         values: Array,
         communicator: Communicator,
-        make: Callable[[], ErrorFeedback] | None,
-        kept: Kept,
+        codecs: Mapping[str, Codec | None],
+        feedback: Feedback,
     ) -> None:
         if not parts:
             return
-        feedback = None if make is None else make()
-        span = Span(parts[0].begin, parts[-1].end, parts, feedback)
+        codec = codecs[parts[0].name]
+        make = maker_of(codec, feedback)
+        made = None if make is None else make()
+        span = Span(parts[0].begin, parts[-1].end, parts, codec, made)
         self.spans.append(span)
-        if feedback is None:
+        if made is None:
             return
-        communicator._prepare_feedback(feedback, values[span.begin : span.end])
-        for kind in feedback.arrays:
-            whole = residual_of(getattr(feedback, kind))
+        communicator._prepare_feedback(made, values[span.begin : span.end])
+        for kind in made.arrays:
+            whole = residual_of(getattr(made, kind))
             inside = [(name, begin - span.begin, end - span.begin) for name, begin, end in parts]
-            adopt(kept.setdefault(kind, {}), whole, inside)
+            adopt(self._kept.setdefault(kind, {}), whole, inside)
             for before, behind in pairwise(parts):
                 if before.end < behind.begin:
                     self._lost_in_holes.append(whole[before.end - span.begin : behind.begin - span.begin])
 
     def observe(self, moments: Mapping[str, HostArray]) -> None:
-        """Pass second moments, by parameter name, to the spans' feedback."""
+        """Pass second moments, by parameter name, to the feedback of spans that need them."""
         for span in self.spans:
-            assert isinstance(span.feedback, VarianceFeedback)
+            if not isinstance(span.feedback, VarianceFeedback):
+                continue
             variance = span.feedback.variance
             observed = np.zeros(variance.size, variance.dtype)
             for name, begin, end in span.parts:
@@ -349,6 +367,23 @@ class Bucket:
         with np.errstate(over="ignore"):
             for (begin, end), part in self._lifted:
                 values[begin:end] = part
+
+
+def _groups(names: Sequence[str], codecs: Mapping[str, Codec | None]) -> list[list[str]]:
+    """Return the exact parameters, then those of each codec; with at most one codec, all in one group."""
+    distinct = each_codec({name: codecs[name] for name in names})
+    if len(distinct) < 2:
+        return [list(names)]
+    return [[name for name in names if codecs[name] == codec] for codec in (None, *distinct)]
+
+
+def side_by_side(names: Iterable[str], sizes: Mapping[str, int]) -> dict[str, Part]:
+    """Return the places of parameters that lie side by side in this order."""
+    parts, begin = {}, 0
+    for name in names:
+        parts[name] = Part(name, begin, begin + sizes[name])
+        begin += sizes[name]
+    return parts
 
 
 def maker_of(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedback] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,8 +23,9 @@ from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...sparse import DGCFeedback, Sparsifier, TopK
+from .. import private
 from ..groups.membership import no_group
-from ..policy import KINDS, SMALLEST, exact_parameters
+from ..policy import KINDS, SMALLEST, Codecs, as_codecs, each_codec, exact_parameters
 from .bucket import Feedback
 from .ddp import GradientCompression
 from .fsdp import ShardCompression
@@ -61,7 +61,7 @@ _warned: set[tuple[str, str]] = set()
 @renamed_arguments(smallest="min_numel", over="transport", parameters="param_codec")
 def compress(
     model: nn.Module,
-    codec: str | Codec | None = "int8",
+    codec: str | Codec | Mapping[str, str | Codec | None] | None = "int8",
     *,
     feedback: Feedback = True,
     exclude: Iterable[str] | Callable[[str, nn.Parameter], bool] = KINDS,
@@ -85,9 +85,11 @@ def compress(
     model : DistributedDataParallel, or a module that `fully_shard` was applied to
         The model, before its first backward pass. torch.compile may have wrapped it. For FSDP2 modules, the
         reduce-scatter of gradients is compressed.
-    codec : str or Codec, optional
+    codec : str, Codec or mapping, optional
         As for `compcoll.allreduce`. None sends gradients uncompressed. The default loses an eighth of what ZFP at
-        the same size loses of normally distributed gradients: see docs/codecs.md.
+        the same size loses of normally distributed gradients: see docs/codecs.md. A mapping gives codecs by pattern of
+        parameter names, such as ``{"*.mlp.*": "mx:format=mxfp4", "*": "int8"}``: the first pattern that fits a
+        parameter's name decides. A parameter that no pattern fits stays exact.
     feedback : bool or callable
         Whether to add each step's residual to the next step's gradients. Each compressed parameter needs as much memory
         as its gradient. A callable makes a feedback other than the codec's default, such as
@@ -98,7 +100,8 @@ def compress(
     min_numel : int
         Parameters with fewer elements stay exact.
     algorithm : str
-        As for `compcoll.allreduce`. ``"auto"`` compresses only buckets for which this saves time.
+        As for `compcoll.allreduce`. ``"auto"`` compresses only buckets for which this saves time. All codecs of a
+        mapping use the same algorithm.
     selection : str
         Unit in which a sparse codec selects elements under DistributedDataParallel, by threshold or magnitude.
         ``"parameter"``, as in the papers, sends one message per parameter; parameters with fewer than 1024 elements
@@ -126,8 +129,8 @@ def compress(
     Raises
     ------
     InvalidArgument
-        If the model is not wrapped, PyTorch passes no gradients to its hooks, or an option is invalid. A trial on a few
-        zeros checks the codec.
+        If the model is not wrapped, PyTorch passes no gradients to its hooks, an option is invalid, or a pattern
+        decides for no parameter. A trial on a few zeros checks each codec.
     HookTaken
         If another communication hook or method already reduces this model's gradients.
     NotUnderMPI, MPIMissing
@@ -157,6 +160,11 @@ def compress(
     >>> model = DistributedDataParallel(nn.Linear(64, 10))
     >>> compression = compcoll.torch.compress(model)
 
+    Codecs by parameter:
+
+    >>> model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    >>> compression = compcoll.torch.compress(model, {"0.*": "mx:format=mxfp4", "*": "int8"})
+
     Variance-based codecs need second moments of single samples:
 
     >>> model = DistributedDataParallel(nn.Linear(64, 10))
@@ -168,7 +176,7 @@ def compress(
     --------
     compcoll.torch.DGC : Deep Gradient Compression, which also changes the optimizer.
     """
-    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    model = getattr(model, private.COMPILED, model)  # unwrap torch.compile
     _check_hooks_run(model)
     if isinstance(model, DistributedDataParallel):
         module = model.module
@@ -178,7 +186,7 @@ def compress(
         module = model
     else:
         raise _unwrapped(model, "wrap it in DistributedDataParallel or apply fully_shard")
-    chosen = as_codec(codec, codec_options)
+    chosen = as_codecs(codec, codec_options)
     advise(chosen, optimizer)
     for collective in ("allreduce",) if module is not model else ("reduce_scatter", "allgather"):
         choose.check(collective, algorithm)
@@ -187,8 +195,10 @@ def compress(
         shards_codec = as_codec(param_codec, {}, "param_codec")
         if shards_codec is not None:
             without_reference(shards_codec, "param_codec=")
-        if not isinstance(feedback, bool) or (isinstance(chosen, Sparsifier) and chosen.state is not ErrorFeedback):
-            raise InvalidArgument(f"{chosen!r} with feedback={feedback!r}: fully_shard supports only ErrorFeedback")
+        unfit = [one for one in each_codec(chosen) if isinstance(one, Sparsifier) and one.state is not ErrorFeedback]
+        if unfit or not isinstance(feedback, bool):
+            given = ", ".join(map(repr, unfit)) or repr(chosen)
+            raise InvalidArgument(f"{given} with feedback={feedback!r}: fully_shard supports only ErrorFeedback")
         return ShardCompression(
             model,
             chosen,
@@ -212,17 +222,17 @@ def _unwrapped(model: nn.Module, advice: str) -> InvalidArgument:
 def _check_hooks_run(model: nn.Module) -> None:
     """Reject a model for which PyTorch does not call the communication hooks, or calls them differently."""
     reason = ""
-    if getattr(model, "_use_python_reducer", False):
+    if private.uses_python_reducer(model):
         reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; make the model without it'
-    elif isinstance(model, ReplicateModule):
+    elif isinstance(model, private.ReplicateModule):
         reason = "replicate() has no reduce-scatter; wrap the model in DistributedDataParallel"
-    elif isinstance(model, FSDPModule) and torch._dynamo.config.compiled_autograd:
+    elif isinstance(model, FSDPModule) and private.compiles_backward():
         reason = "with torch._dynamo.config.compiled_autograd FSDP2 does not reduce gradients; turn it off"
     if reason:
         raise InvalidArgument(f"{type(model).__name__} cannot be compressed: {reason}")
 
 
-def advise(codec: Codec | None, optimizer: torch.optim.Optimizer | None) -> None:
+def advise(codec: Codecs, optimizer: torch.optim.Optimizer | None) -> None:
     """Warn, once per pair, if measurements showed that a gradient codec does not suit an optimizer.
 
     Raises
@@ -234,8 +244,6 @@ def advise(codec: Codec | None, optimizer: torch.optim.Optimizer | None) -> None
         return
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgument(f"optimizer={optimizer!r}: the torch.optim.Optimizer of the model's parameters is needed")
-    if codec is None:
-        return
     kind, page = type(optimizer).__name__, "study-text"
     if isinstance(optimizer, _ADAMS):
         measured = _UNDER_ADAM
@@ -247,16 +255,17 @@ def advise(codec: Codec | None, optimizer: torch.optim.Optimizer | None) -> None
         instead = "a smaller momentum" + ", or compcoll.torch.DGC" * _suits_dgc(optimizer)
     else:
         return
-    option, most = _AT_MOST.get(codec.name, ("", math.inf))
-    enough = (getattr(codec, option, None) or math.inf) > most
-    if enough or codec.name not in measured or (codec.name, kind) in _warned:
-        return
-    _warned.add((codec.name, kind))
-    warnings.warn(
-        f"codec={codec.name!r} on gradients does not suit {kind}: in the study of a small GPT, {measured[codec.name]}. "
-        f"Use {instead} (docs/measurements/{page}.md)",
-        stacklevel=3,
-    )
+    for each in each_codec(codec):
+        option, most = _AT_MOST.get(each.name, ("", math.inf))
+        enough = (getattr(each, option, None) or math.inf) > most
+        if enough or each.name not in measured or (each.name, kind) in _warned:
+            continue
+        _warned.add((each.name, kind))
+        warnings.warn(
+            f"codec={each.name!r} on gradients does not suit {kind}: in the study of a small GPT, "
+            f"{measured[each.name]}. Use {instead} (docs/measurements/{page}.md)",
+            stacklevel=3,
+        )
 
 
 def _suits_dgc(optimizer: torch.optim.Optimizer) -> bool:

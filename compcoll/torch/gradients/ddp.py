@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,13 +18,22 @@ from ...communicator import Communicator
 from ...deprecated import renamed_attribute
 from ...errors import InvalidArgument, UnsupportedDevice
 from ...plan import choose
-from ...sparse import Sparsifier, VarianceFeedback
+from ...sparse import VarianceFeedback
 from ..agreement import check_alike
 from ..buffers import HostArray, array_of, device_of
 from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..hooks import BucketHook, FilledBucket, check_hook_free
 from ..job_queue import JobQueue
-from ..policy import described, has_sparse_gradient, log_choice, try_codec
+from ..policy import (
+    Codecs,
+    codec_by_name,
+    described,
+    each_codec,
+    has_sparse_gradient,
+    log_choice,
+    replaced,
+    try_codec,
+)
 from ..states import (
     BETWEEN,
     BUCKETS,
@@ -41,7 +50,7 @@ from ..states import (
 )
 from ..streams import JobStreams
 from ..training_stats import TrainingStats
-from .bucket import RESIDUAL, Bucket, Feedback, Residuals, average_sparse, maker_of
+from .bucket import RESIDUAL, Bucket, Feedback, Kept, Residuals, average_sparse, maker_of
 from .moments import Loss, back_propagate, observed, of_micro_batches, of_samples
 
 SELECTIONS = ("parameter", "bucket")
@@ -74,7 +83,7 @@ class GradientCompression:
     def __init__(
         self,
         model: DistributedDataParallel,
-        codec: Codec | None,
+        codec: Codecs,
         algorithm: str,
         exact: Mapping[str, bool],
         *,
@@ -91,36 +100,42 @@ class GradientCompression:
         of_sparse = {id(p) for part in model.module.modules() if has_sparse_gradient(part) for p in part.parameters()}
         if self._device.type != "cpu" and of_sparse:
             raise UnsupportedDevice(f"sparse gradients on {self._device}: use the CPU, or sparse=False")
-        self._make = maker_of(codec, feedback)
-        made = None if self._make is None else self._make()
+        self._codec, self._feedback, self._algorithm, self._model = codec, feedback, algorithm, model
+        self._codecs = codec_by_name(codec, model.module, exact)
+        self.exact = {name: each is None for name, each in self._codecs.items()}
+        made = [make() for each in each_codec(codec) if (make := maker_of(each, feedback)) is not None]
+        self._described_feedback = " and ".join(dict.fromkeys(map(repr, made))) or "None"
         self._lines = [
-            f"codec {codec!r}, algorithm {algorithm}, feedback {made!r}, selection {selection}, over {transport}",
-            *described(parameters.items(), exact),
+            f"codec {codec!r}, algorithm {algorithm}, feedback {self._described_feedback}, selection {selection}, "
+            f"over {transport}",
+            *described(parameters.items(), self.exact),
         ]
         self._timeout, self._over = timeout, transport
         self.stats = TrainingStats()
-        self.exact = {name: codec is None or kept for name, kept in exact.items()}
-        self._codec, self._algorithm, self._model = codec, algorithm, model
-        self._by_parameter = selection == "parameter" and isinstance(codec, Sparsifier)
+        self._by_parameter = selection == "parameter"
         self._some = next(iter(parameters.values())).detach()
-        self._dtypes = sorted({p.dtype for name, p in parameters.items() if not self.exact[name]}, key=str)
         self._join(model.process_group)
         self._jobs = [JobQueue("gradients") for _ in range(IN_FLIGHT)]
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         self._shapes = {logical_name(name): parameter.shape for name, parameter in parameters.items()}
         self._dense = [name for name, p in parameters.items() if p.requires_grad and id(p) not in of_sparse]
         self._parameters = {name: parameters[name] for name in self._dense if not self.exact[name]}
-        self._kinds = () if made is None else made.arrays
+        # Parameters that have each kind of feedback array.
+        self._kept: dict[str, dict[str, nn.Parameter]] = {kind: {} for each in made for kind in each.arrays}
+        for name, parameter in self._parameters.items():
+            if (make := maker_of(self._codecs[name], feedback)) is not None:
+                for kind in make().arrays:
+                    self._kept[kind][name] = parameter
         self._streams = JobStreams()
-        self._residuals = Residuals(self._jobs[0], self._streams, self._parameters.values(), self._kinds)
-        self._needs_moments = isinstance(made, VarianceFeedback)
+        self._residuals = Residuals(self._jobs[0], self._streams, self._parameters.values(), tuple(self._kept))
+        self._needs_moments = any(isinstance(each, VarianceFeedback) for each in made)
         self._moments: dict[str, HostArray] | None = None
         self._buckets: dict[int, Bucket] = {}
         self._steps = 0
         self._hook = BucketHook(
             *(model, f"compcoll {codec!r}", self._begin, self._start, self._end), start_sparse=self._start_sparse
         )
-        log_choice(self._communicator, codec, algorithm, parameters, exact, model.bucket_bytes_cap)
+        log_choice(self._communicator, codec, self._codecs, algorithm, parameters, model.bucket_bytes_cap)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -145,18 +160,20 @@ class GradientCompression:
         return self._communicators[0]
 
     @property
-    def codec(self) -> Codec | None:
-        """The codec. Between two steps, all ranks may replace it by the same codec of this type with other options.
+    def codec(self) -> Codecs:
+        """The codec, or the mapping of codecs.
 
-        For a warm-up: ``compression.codec = TopK(density=warmup_density(epoch))``.
+        Between two steps, all ranks may replace the codec by one of the same type with other options, and a mapping by
+        one with the same patterns and types. For a warm-up:
+        ``compression.codec = TopK(density=warmup_density(epoch))``.
         """
         return self._codec
 
     @codec.setter
-    def codec(self, codec: Codec) -> None:
-        if type(codec) is not type(self._codec):
-            raise InvalidArgument(f"codec={codec!r}: only a codec of the same type can replace {self._codec!r}")
-        self._codec = codec
+    def codec(self, codec: str | Codec | Mapping[str, str | Codec | None]) -> None:
+        self._codec = replaced(self._codec, codec)
+        self._codecs = codec_by_name(self._codec, self._model.module, self.exact)
+        self._buckets.clear()
 
     def observe(self, moments: Mapping[str, Tensor]) -> None:
         """Set the second moments by which a variance-based codec selects elements in the next backward pass.
@@ -166,8 +183,9 @@ class GradientCompression:
         Parameters
         ----------
         moments : mapping
-            ``Σ (∇f_z / B)²`` over this rank's B samples z, for each compressed parameter, by name in the model. Each
-            tensor has the parameter's shape. Values that are not finite count as 0, so the element is sent.
+            ``Σ (∇f_z / B)²`` over this rank's B samples z, for each parameter that such a codec compresses, by name in
+            the model. Each tensor has the parameter's shape. Values that are not finite count as 0, so the element is
+            sent.
 
         Raises
         ------
@@ -176,7 +194,7 @@ class GradientCompression:
         """
         if not self._needs_moments:
             raise InvalidArgument(f"{self._codec!r} does not use second moments: do not call observe()")
-        self._moments = observed(moments, self._parameters)
+        self._moments = observed(moments, self._kept["variance"])
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor, micro_batches: int | None = None) -> Tensor:
         """Run a backward pass for variance-based codecs, in place of ``loss(model(inputs), targets).backward()``.
@@ -223,7 +241,7 @@ class GradientCompression:
             | {
                 logical_name(name): from_memory(self._streams.fetch(arrays[name]) if name in arrays else None, p)
                 / kept.unit(kind)
-                for name, p in self._parameters.items()
+                for name, p in self._kept[kind].items()
             }
             for kind, arrays in kept.arrays.items()
         }
@@ -250,26 +268,30 @@ class GradientCompression:
         InvalidArgument
             If the states belong to another number of ranks, rank, or model.
         """
-        rank, size, more = self._communicator.rank, self._communicator.size, self._kinds[1:]
+        rank, size, more = self._communicator.rank, self._communicator.size, tuple(self._kept)[1:]
         read = partial(residuals_of, states, rank, size, self._shapes, more, optional=OPTIONAL)
         found = {RESIDUAL: added(read(), read(BETWEEN)), **{kind: read(kind) for kind in more}}
-        check_fed_back(found[RESIDUAL], feedback=self._make is not None)
+        check_fed_back(found[RESIDUAL], feedback=bool(self._kept))
         names = {logical_name(name): name for name in self._dense}
         layout = layout_of(states, names)
-        own = {logical_name(name): (name, p) for name, p in self._parameters.items()}
-        kept = {kind: found[kind] for kind in self._kinds}
-        carried = {kind: {n: each for n, each in arrays.items() if n not in own} for kind, arrays in kept.items()}
+        carried = {kind: found[kind] for kind in self._kept}
+        held: Kept = {
+            kind: {
+                name: to_memory(carried[kind].pop(logical_name(name)), p)
+                for name, p in parameters.items()
+                if logical_name(name) in carried[kind]
+            }
+            for kind, parameters in self._kept.items()
+        }
         self._residuals.restart(carried, loaded=True)  # later states include `carried`, too
-        for kind, arrays in kept.items():
-            held = {own[n][0]: to_memory(each, own[n][1]) for n, each in arrays.items() if n in own}
-            self._residuals.arrays[kind].update(held)
+        self._residuals.arrays.update(held)
         self._steps = (states if isinstance(states, Mapping) else states[0]).get(STEPS, 0)
         self._hook.restore(layout and [tuple(names[name] for name in bucket) for bucket in layout])
         self._buckets.clear()
 
     def __repr__(self) -> str:
-        feedback = None if self._make is None else self._make()
-        return f"{type(self).__name__}({self._codec!r}, algorithm={self._algorithm!r}, feedback={feedback!r})"
+        feedback = self._described_feedback
+        return f"{type(self).__name__}({self._codec!r}, algorithm={self._algorithm!r}, feedback={feedback})"
 
     def reset(self) -> None:
         """Discard residuals and statistics. Do not call this during a backward pass."""
@@ -299,8 +321,11 @@ class GradientCompression:
         )
         try:
             communicators[0].allreduce(array_of(self._some.new_zeros(1, dtype=torch.float32)))
-            zeros = (array_of(self._some.new_zeros(64, dtype=dtype)) for dtype in self._dtypes)
-            try_codec(communicators[0], zeros, self._codec, self._algorithm, self._make)
+            for each in each_codec(self._codec):
+                own = (p for name, p in self._model.module.named_parameters() if self._codecs[name] == each)
+                dtypes = sorted({parameter.dtype for parameter in own}, key=str)
+                zeros = (array_of(self._some.new_zeros(64, dtype=dtype)) for dtype in dtypes)
+                try_codec(communicators[0], zeros, each, self._algorithm, maker_of(each, self._feedback))
         except Exception:
             for communicator in communicators:
                 communicator.free()
@@ -312,7 +337,7 @@ class GradientCompression:
         if self._needs_moments and self._moments is None:
             raise InvalidArgument(f"{self._codec!r} needs second moments: use backward() of the compression")
         self._steps += 1
-        if self._make is not None:
+        if self._kept:
             self._residuals.begin()
 
     def _end(self) -> None:
@@ -347,24 +372,24 @@ class GradientCompression:
         if moments is not None:
             laid_out.observe(moments)
         unused = [] if used is None else self._unused(communicator, bucket.names, used)
-        may_be_skipped = self._make is not None and self._residuals.scale.possible
+        may_be_skipped = bool(self._kept) and self._residuals.scale.possible
         if may_be_skipped:
-            self._residuals.remember(bucket.names, self._kinds)
-        laid_out.average(gradients, communicator, self._codec, self._algorithm, self.stats, unused)
+            self._residuals.remember(bucket.names, self._kept)
+        laid_out.average(gradients, communicator, self._algorithm, self.stats, unused)
         if may_be_skipped:
             self._residuals.watch(gradients.isfinite().all())
         return gradients
 
     def _average_sparse(self, gradient: Tensor, communicator: Communicator) -> Tensor:
         mean = average_sparse(gradient, communicator, self.stats)
-        if self._make is not None and self._residuals.scale.possible:
+        if self._kept and self._residuals.scale.possible:
             self._residuals.watch(mean.values().isfinite().all())
         return mean
 
     def _unused(self, communicator: Communicator, names: tuple[str, ...], used: Collection[str]) -> list[str]:
         """Find the compressed parameters that no rank used; DDP discards their means. Collective."""
         names = tuple(name for name in names if not self.exact[name])
-        if not names or self._make is None:
+        if not names or not self._kept:
             return []
         marks = np.array([name in used for name in names], np.uint8)
         anywhere = communicator.allreduce(marks, op="max")
@@ -377,7 +402,7 @@ class GradientCompression:
             # DDP rebuilds its buckets after the first step. Residuals move with their parameters.
             sizes = [self._sizes[name] for name in bucket.names]
             known = self._buckets[bucket.number] = Bucket(
-                *(bucket.names, sizes, bucket.memory, self._communicator, self.exact),
-                *(self._by_parameter, self._make, self._residuals.arrays),
+                *(bucket.names, sizes, bucket.memory, self._communicator, self._codecs),
+                *(self._by_parameter, self._feedback, self._residuals.arrays),
             )
         return known

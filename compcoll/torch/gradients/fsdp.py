@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,39 +14,44 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin, _get_gradient_divide_factors
-from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from ...codecs.base import Codec
 from ...communicator import Communicator
 from ...deprecated import renamed_attribute
-from ...errors import HookTaken, InvalidArgument
+from ...errors import HookTaken
 from ...feedback import ErrorFeedback
 from ...plan import choose
-from ..agreement import check_alike
+from ...transports.serialization import packed, unpacked
+from .. import private
+from ..agreement import check_alike, gathered
 from ..buffers import COMPRESSIBLE, Array, array_of, check_device, copy_of, residual_of, wide
 from ..groups.membership import communicator_of
 from ..handles import CompletedWork
 from ..job_queue import JobQueue, Work
 from ..linear import linear
-from ..policy import described, log_choice, try_codec
+from ..policy import Codecs, codec_by_name, described, each_codec, log_choice, replaced, try_codec
 from ..states import (
     BEGUN,
     BETWEEN,
+    MESHES,
     OPTIONAL,
     REPLICAS,
+    RESIDUALS,
+    Place,
     added,
     check_fed_back,
+    chosen_from,
     count_calls_with,
     logical_name,
+    of_mesh,
+    place_of,
     residual_dtype,
     residuals_of,
     state_of,
 )
 from ..streams import JobStreams
 from ..training_stats import TrainingStats
-from .bucket import RESIDUAL, Residuals, adopt
+from .bucket import RESIDUAL, Part, Residuals, adopt, side_by_side
 
 
 class Column(NamedTuple):
@@ -65,7 +71,6 @@ class Column(NamedTuple):
     shape: torch.Size
     dim: int
     parameter: Tensor
-    exact: bool
 
     def to_rows(self, values: Tensor, ranks: int) -> Tensor:
         """Arrange values of the parameter's shape as one row per rank, padded with zeros."""
@@ -79,6 +84,12 @@ class Column(NamedTuple):
         own = torch.zeros_like(rows)
         own[shards.rank] = rows[shards.rank]
         return self.from_rows(own)
+
+    def clear_padding(self, values: Array, numbers: range) -> None:
+        """Set the padding in rows of these numbers to zero."""
+        numel, width = self.shape.numel(), self.end - self.begin
+        for number in range(max(numbers.start, numel // max(width, 1)), numbers.stop):
+            values[number - numbers.start, max(numel - number * width, 0) :] = 0
 
     def from_rows(self, rows: Tensor) -> Tensor:
         """Restore the parameter's shape from rows made by `to_rows`."""
@@ -99,21 +110,21 @@ class Columns:
         FSDP parameters of a sharded module.
     names : mapping
         Names of the model's parameters, by id.
-    exact : mapping
-        Whether a parameter is exact, by name.
+    codecs : mapping
+        The codec of each parameter, by logical name; None if it is exact. It may change later.
     """
 
-    def __init__(self, parameters: Sequence[Any], names: Mapping[int, str], exact: Mapping[str, bool]) -> None:
+    def __init__(self, parameters: Sequence[Any], names: Mapping[int, str], codecs: Mapping[str, Codec | None]) -> None:
         self.all: list[Column] = []
+        self._codecs = codecs
         offset = 0
         for parameter in parameters:
             end = offset + parameter.padded_sharded_param_size.numel()
             shard, name = parameter.sharded_param, names[id(parameter.sharded_param)]
-            place = (parameter._orig_size, parameter.fsdp_placement.dim)
-            self.all.append(Column(logical_name(name), offset, end, *place, shard, exact[name]))
+            place = (private.unsharded_size(parameter), parameter.fsdp_placement.dim)
+            self.all.append(Column(logical_name(name), offset, end, *place, shard))
             offset = end
         self.width = offset
-        self._exact: Any = np.concatenate([np.arange(0), *(np.arange(c.begin, c.end) for c in self.all if c.exact)])
 
     @property
     def nbytes(self) -> int:
@@ -123,15 +134,64 @@ class Columns:
     @property
     def compressed(self) -> list[Column]:
         """The columns that are not exact."""
-        return [column for column in self.all if not column.exact]
+        return [column for column in self.all if self._codecs[column.name] is not None]
 
-    def exact(self, width: int, tensor: Tensor) -> Any:
-        """Return the indices of the exact columns of ``tensor``; None if all are exact."""
-        if width != self.width or tensor.dtype not in COMPRESSIBLE or len(self._exact) == width:
-            return None
-        if tensor.is_cuda and not isinstance(self._exact, Tensor):
-            self._exact = tensor.new_tensor(self._exact, dtype=torch.int64)
-        return self._exact
+    def of(self, codec: Codec | None) -> list[Column]:
+        """Return the columns that a codec compresses; for None, the exact ones."""
+        return [column for column in self.all if self._codecs[column.name] == codec]
+
+    def codecs(self, width: int, tensor: Tensor) -> list[Codec]:
+        """Return the codecs of the columns of ``tensor``; none if all are exact."""
+        if width != self.width or tensor.dtype not in COMPRESSIBLE:
+            return []
+        return each_codec({column.name: self._codecs[column.name] for column in self.all})
+
+
+def gather_columns(values: Array, columns: Sequence[Column]) -> Array:
+    """Copy columns of one or more rows, side by side."""
+    parts = [values[..., column.begin : column.end] for column in columns]
+    return torch.cat(parts, -1) if isinstance(values, Tensor) else np.concatenate(parts, -1)
+
+
+def scatter_columns(values: Array, columns: Sequence[Column], target: Array) -> None:
+    """Copy values that lie side by side to their columns."""
+    begin = 0
+    for column in columns:
+        end = begin + column.end - column.begin
+        target[..., column.begin : column.end] = values[..., begin:end]
+        begin = end
+
+
+def clear_columns(values: Array, columns: Sequence[Column]) -> None:
+    """Set columns to zero."""
+    for column in columns:
+        values[..., column.begin : column.end] = 0
+
+
+class Mesh:
+    """The communicators of a module's mesh.
+
+    Parameters
+    ----------
+    shards : Communicator
+        Communicator of the ranks over which the module is sharded.
+    between : Communicator or None
+        Communicator of the ranks that hold replicas of this rank's shards, if there are any.
+
+    Attributes
+    ----------
+    communicators : dict
+        Communicator of each reduction of gradients, by its kind.
+    place : Place
+        This rank's place in the mesh.
+    """
+
+    def __init__(self, shards: Communicator, between: Communicator | None) -> None:
+        self.shards = shards
+        self.communicators = {RESIDUAL: shards} if between is None else {RESIDUAL: shards, BETWEEN: between}
+        # States number the ranks replica by replica.
+        replicas, replica = (1, 0) if between is None else (between.size, between.rank)
+        self.place = Place(replica * shards.size + shards.rank, replicas * shards.size, replicas)
 
 
 class Reduction:
@@ -141,6 +201,8 @@ class Reduction:
     ----------
     owner : ShardCompression
         The model's compression.
+    mesh : Mesh
+        The module's mesh.
     known : Columns
         Columns of all the module's parameters.
     kind : str
@@ -152,13 +214,12 @@ class Reduction:
         Ratio of the values and residuals of this reduction to the optimizer's gradient, without the loss scale.
     """
 
-    def __init__(self, owner: ShardCompression, known: Columns, kind: str) -> None:
-        self.owner, self.known, self.kind, self.unit = owner, known, kind, 1.0
-        self._communicator, self._scatters = owner.communicators[kind], kind == RESIDUAL
-        shards = owner.communicator
+    def __init__(self, owner: ShardCompression, mesh: Mesh, known: Columns, kind: str) -> None:
+        self.owner, self.mesh, self.known, self.kind, self.unit = owner, mesh, known, kind, 1.0
+        self._communicator, self._scatters = mesh.communicators[kind], kind == RESIDUAL
+        shards = mesh.shards
         self._rows = range(shards.size) if self._scatters else range(shards.rank, shards.rank + 1)
-        self._feedback = ErrorFeedback() if owner.feeds_back else None
-        self._laid_out: list[tuple[str, int, int]] = []
+        self._feedback: dict[int, tuple[Any, ErrorFeedback]] = {}  # with its layout, by the codec's number
 
     @property
     def _arrays(self) -> dict[str, Array]:
@@ -166,13 +227,11 @@ class Reduction:
 
     def residuals(self) -> dict[str, Tensor]:
         """Copy the residuals by parameter name, in the parameters' shapes; zeros outside the rows reduced here."""
-        if self._feedback is None:
-            return {}
-        found = {}
-        for c in self.known.compressed:
+        found: dict[str, Tensor] = {}
+        for c in self.known.compressed if self.owner.feeds_back else ():
             if c.name in self._arrays:
                 kept = torch.from_numpy(self.owner.streams.fetch(self._arrays[c.name]))
-                whole = kept.new_zeros(self.owner.communicator.size, c.end - c.begin)
+                whole = kept.new_zeros(self.mesh.shards.size, c.end - c.begin)
                 whole[self._rows.start : self._rows.stop] = kept
                 found[c.name] = c.from_rows(whole) / (self.unit * self.owner.residuals.scale.unit)
             elif c.parameter.requires_grad:
@@ -181,14 +240,10 @@ class Reduction:
 
     def restore(self, residuals: Mapping[str, Tensor]) -> None:
         """Replace the residuals by those of a saved state."""
-        check_fed_back(residuals, feedback=self._feedback is not None)
-        if self._feedback is None:
-            return
-        self._feedback.reset()
-        self._laid_out = []
+        self._feedback.clear()
         for c in self.known.compressed:
             if c.name in residuals:
-                rows = c.to_rows(residuals[c.name], self.owner.communicator.size)[self._rows]
+                rows = c.to_rows(residuals[c.name], self.mesh.shards.size)[self._rows]
                 self._arrays[c.name] = (rows * self.unit).to(residual_dtype(c.parameter.dtype)).numpy()
 
     def reduce(
@@ -212,7 +267,7 @@ class Reduction:
             If True, the reduction has completed, or is ordered in its stream, on return. If False, return a handle.
         """
         owner = self.owner
-        exact = None if owner.codec is None else columns.exact(result.numel(), values)
+        codecs = columns.codecs(result.numel(), values)
         skippable = owner.begin(self)
         reduction = linear(op)
         if reduction.factor is not None:
@@ -220,76 +275,94 @@ class Reduction:
 
         def job() -> None:
             rows, out = array_of(values).reshape(len(self._rows), -1), array_of(result)
-            if exact is None:
-                self._add(rows, reduction.name, out, exactly=True)
+            if not codecs:
+                self._add(rows, reduction.name, out, None)
                 return
-            if self._feedback is not None:
-                self._prepare(columns, rows, unit)
-                if skippable:
-                    owner.residuals.remember([c.name for c in columns.compressed], [self.kind])
-                if self._scatters:
-                    self._give_own(rows, reduction.name)
-            kept = rows[:, exact]
-            rows[:, exact] = 0
-            self._add(rows.reshape(-1), reduction.name, out, exactly=False)
-            if len(exact):
-                if (residual := self._residual(rows)) is not None:
-                    residual[:, exact] = 0  # block codecs leave residuals at these zeros, too
-                got = result.new_empty(len(exact))
-                self._add(kept, reduction.name, array_of(got), exactly=True)
-                out[exact] = array_of(got)
+            if owner.feeds_back:
+                self._rescale(unit)
+            if skippable:
+                owner.residuals.remember([c.name for c in columns.compressed], [self.kind])
+            if exact := columns.of(None):
+                kept = gather_columns(rows, exact)
+                clear_columns(rows, exact)
+            for codec in codecs:
+                self._add_coded(codec, columns, rows, reduction.name, result, whole=len(codecs) == 1)
+            if exact:
+                got = result.new_empty(kept.shape[-1])
+                self._add(kept, reduction.name, array_of(got), None)
+                scatter_columns(array_of(got), exact, out)
 
         return owner.start(partial(owner.watch, job, result) if skippable else job, wait, result, values)
 
-    def _prepare(self, columns: Columns, rows: Array, unit: float) -> None:
-        """Bring the residuals of the parameters that have gradients now to the gradients' layout and unit."""
-        assert self._feedback is not None
+    def _rescale(self, unit: float) -> None:
+        """Bring all residuals to the gradients' unit."""
         if unit != self.unit:
             for c in self.known.compressed:
                 if c.name in self._arrays:
                     array = self._arrays[c.name]
                     array *= unit / self.unit
             self.unit = unit
-        now = [(c.name, c.begin, c.end) for c in columns.compressed]
-        if now == self._laid_out:
-            return
-        self._feedback.reset()
-        self._communicator._prepare_feedback(self._feedback, rows.reshape(-1))
-        adopt(self._arrays, self._residual(rows), now)
-        self._laid_out = now
 
-    def _residual(self, rows: Array) -> Array:
-        """Return a view of the residual of all rows; None without feedback."""
-        if self._feedback is None:
-            return None
-        return residual_of(self._feedback.residual).reshape(rows.shape)
+    def _add_coded(self, codec: Codec, columns: Columns, rows: Array, op: str, result: Tensor, *, whole: bool) -> None:
+        """Reduce a codec's columns: a copy of them, or the whole rows if no other codec has any."""
+        own, out = columns.of(codec), array_of(result)
+        if whole:
+            places = [Part(c.name, c.begin, c.end) for c in own]
+        else:
+            rows, result = gather_columns(rows, own), result.new_empty(sum(c.end - c.begin for c in own))
+            places = list(side_by_side([c.name for c in own], {c.name: c.end - c.begin for c in own}).values())
+        feedback = self._feedback_of(codec, rows, places) if self.owner.feeds_back else None
+        if feedback is not None and self._scatters:
+            self._give_own(rows, residual_of(feedback.residual).reshape(rows.shape), op)
+        self._add(rows.reshape(-1), op, array_of(result), codec, feedback)
+        if not whole:
+            scatter_columns(array_of(result), own, out)
+        if feedback is not None:
+            # Block codecs also leave residuals at the zeros of exact columns and of padding. States lack these.
+            if whole:
+                clear_columns(residual_of(feedback.residual).reshape(rows.shape), columns.of(None))
+            for c in own:
+                c.clear_padding(self._arrays[c.name], self._rows)
 
-    def _give_own(self, rows: Array, op: str) -> None:
+    def _feedback_of(self, codec: Codec, rows: Array, places: list[Part]) -> ErrorFeedback:
+        """Return a codec's feedback, with the residuals of the parameters that have gradients now in their places."""
+        number, layout = each_codec(self.owner.codec).index(codec), (tuple(rows.shape), places)
+        before, feedback = self._feedback.get(number, (None, ErrorFeedback()))
+        if before != layout:
+            feedback = ErrorFeedback()
+            self._communicator._prepare_feedback(feedback, rows.reshape(-1))
+            adopt(self._arrays, residual_of(feedback.residual).reshape(rows.shape), places)
+            self._feedback[number] = layout, feedback
+        return feedback
+
+    def _give_own(self, rows: Array, residual: Array, op: str) -> None:
         """Add the residual of this rank's own row to the row, and clear it.
 
         A rank does not encode its own row, so feedback would never use this residual. It is not zero only after a state
         of other shards was loaded.
         """
         rank, size = self._communicator.rank, self._communicator.size
-        own = self._residual(rows)[rank]
+        own = residual[rank]
         if own.any():
             rows[rank] = wide(rows[rank]) + own * (size if op == "mean" else 1)
             own[...] = 0
 
-    def _add(self, values: Array, op: str, out: Array, *, exactly: bool) -> None:
+    def _add(
+        self, values: Array, op: str, out: Array, codec: Codec | None, feedback: ErrorFeedback | None = None
+    ) -> None:
         owner, communicator = self.owner, self._communicator
         collective: Any = communicator.reduce_scatter if self._scatters else communicator.allreduce
-        if exactly:
+        if codec is None:
             # 16-bit floats are summed in float32, whose rounding errors are below their precision.
             with np.errstate(over="ignore"):
                 out[...] = collective(wide(values), op=op, codec=None)
         else:
-            count_calls_with(self._feedback, communicator)
-            collective(values, op=op, out=out, feedback=self._feedback, codec=owner.codec, algorithm=owner.algorithm)
+            count_calls_with(feedback, communicator)
+            collective(values, op=op, out=out, feedback=feedback, codec=codec, algorithm=owner.algorithm)
         owner.stats.add_last(communicator)
 
 
-class ScatteredGradients(DefaultAllocMixin, ReduceScatter):
+class ScatteredGradients(private.DefaultAllocMixin, private.ReduceScatter):
     """Reduce-scatter of a module's gradients.
 
     Parameters
@@ -322,13 +395,8 @@ class ScatteredGradients(DefaultAllocMixin, ReduceScatter):
 
         For float16 and float64, PyTorch divides only in part before the sums, so values are larger than the gradient.
         """
-        group, replicas = self._group, self._reduction.owner.replicas
-        _, after, _, between = _get_gradient_divide_factors(
-            group._reduce_scatter_process_group,
-            group._all_reduce_process_group if replicas > 1 else None,
-            *(gradients.dtype, gradients.device.type),
-            *(group.gradient_divide_factor, group.force_sum_reduction_for_comms),
-        )
+        replicas = self._reduction.mesh.place.replicas
+        after, between = private.divisors(self._group, gradients.dtype, gradients.device.type)
         divided = 1.0 if after is None else float(after)
         return divided * (replicas if linear(between).name == "mean" else 1), divided
 
@@ -357,21 +425,20 @@ class Replicas(dist.ProcessGroup):
         try:
             self._reduction.reduce(tensor, tensor, op, before.present, before.between, wait=True)
         except Exception:
-            # To log the exception, PyTorch looks up this group in these tables.
-            world = dist.distributed_c10d._world
-            for known in (world.pg_map, world.pg_group_ranks):
-                known[self] = known[self._group]
+            private.enter_as(self, self._group)
             raise
         return CompletedWork()
 
 
-class GatheredParameters(DefaultAllocMixin, AllGather):
+class GatheredParameters(private.DefaultAllocMixin, private.AllGather):
     """All-gather of a module's parameters.
 
     Parameters
     ----------
     owner : ShardCompression
         The model's compression.
+    communicator : Communicator
+        Communicator of the ranks over which the module is sharded.
     columns : Columns
         Columns of all the module's parameters.
 
@@ -383,32 +450,33 @@ class GatheredParameters(DefaultAllocMixin, AllGather):
 
     lost: Any = 0.0
 
-    def __init__(self, owner: ShardCompression, columns: Columns) -> None:
-        self.owner, self.columns = owner, columns
+    def __init__(self, owner: ShardCompression, communicator: Communicator, columns: Columns) -> None:
+        self.owner, self.communicator, self.columns = owner, communicator, columns
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Work | None:
-        owner, communicator = self.owner, self.owner.communicator
+        owner, communicator = self.owner, self.communicator
         codec, width = owner.param_codec, input_tensor.numel()
-        exact = None if codec is None else self.columns.exact(width, input_tensor)
+        compressed = codec is not None and bool(self.columns.codecs(width, input_tensor))
 
         def gather() -> None:
             own = copy_of(array_of(input_tensor))  # the input is a view of the output
             out = array_of(output_tensor).reshape(communicator.size, width)
-            if exact is None:
+            if not compressed:
                 communicator.allgather(own, out=out, codec=None)
                 owner.stats.add_last(communicator)
                 return
-            kept = own[exact]
-            own[exact] = 0
+            if exact := self.columns.of(None):
+                kept = gather_columns(own, exact)
+                clear_columns(own, exact)
             communicator.allgather(own, out=out, codec=codec, algorithm=owner.algorithm)
             owner.stats.add_last(communicator)
             sent = wide(own)
             lost = sent - wide(out[communicator.rank])
             self.lost = (lost * lost).sum() / (sent * sent).sum().clip(1e-30)
-            if len(kept):
-                out[:, exact] = communicator.allgather(kept, codec=None)
+            if exact:
+                scatter_columns(communicator.allgather(kept, codec=None), exact, out)
                 owner.stats.add_last(communicator)
 
         return owner.start(gather, not async_op, output_tensor, input_tensor)
@@ -425,8 +493,8 @@ class ShardCompression:
         Whether a parameter and its gradient stay exact with any codec, by name.
     error : BaseException or None
         The exception that the last collective raised; None if it succeeded.
-    replicas : int
-        Number of replicas of the shards.
+    meshes : list of Mesh
+        The meshes of the model's modules: several if, for example, experts are sharded over fewer ranks than the rest.
 
     Examples
     --------
@@ -440,7 +508,7 @@ class ShardCompression:
     def __init__(
         self,
         model: FSDPModule,
-        codec: Codec | None,
+        codec: Codecs,
         param_codec: Codec | None,
         algorithm: str,
         exact: Mapping[str, bool],
@@ -451,26 +519,23 @@ class ShardCompression:
     ) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._shapes = {logical_name(name): parameter.shape for name, parameter in model.named_parameters()}
-        states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
-        groups = [group for state in states for group in state._fsdp_param_groups]
-        shared = {group._reduce_scatter_process_group for group in groups}
-        if any(isinstance(group._reduce_scatter_comm, ScatteredGradients) for group in groups):
+        sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        module_of = {group: module for module in sharded for group in private.parameter_groups(module)}
+        groups = list(module_of)
+        if any(isinstance(private.reduce_scatter_of(group), ScatteredGradients) for group in groups):
             raise HookTaken("this model's shards are compressed already")
-        if len(shared) != 1:
-            raise InvalidArgument(f"the model is sharded over {len(shared)} process groups: one is needed")
-        replicas = {group.mesh_info.replicate_process_group for group in groups if _has_replicas(group)}
-        if len(replicas) > 1 or (replicas and not all(map(_has_replicas, groups))):
-            raise InvalidArgument("the model's modules have different replicas: all modules need the same replicas")
-        if replicas:
+        ranks_of = [private.reduction_groups(group) for group in groups]
+        if any(replicas is not None for _, replicas in ranks_of):
             choose.check("allreduce", algorithm)
         self.stats = TrainingStats()
         self.error: BaseException | None = None
         self.exact = dict(exact)
         self.algorithm = algorithm
-        self.codec = codec
+        self._model, self._codec = model, codec
+        self._codecs = self._by_logical_name(codec)
         self.param_codec = param_codec
-        device = groups[0].device
-        check_device(device)
+        self._device = groups[0].device
+        check_device(self._device)
         self.streams = JobStreams()
         lines = [
             f"codec {codec!r}, param_codec {param_codec!r}, algorithm {algorithm}, feedback {feedback}",
@@ -478,48 +543,80 @@ class ShardCompression:
             *described(model.named_parameters(), exact),
         ]
 
+        # All ranks have the same modules in the same order, so they make the communicators in one order.
+        @cache
         def joined(ranks: dist.ProcessGroup) -> Communicator:
-            check_alike(ranks, device, lines)
-            return communicator_of(*(ranks, device, timeout, transport), measured=algorithm == choose.AUTO)
+            check_alike(ranks, self._device, lines)
+            return communicator_of(*(ranks, self._device, timeout, transport), measured=algorithm == choose.AUTO)
 
-        self.communicators = {RESIDUAL: joined(shared.pop())}
-        for ranks in replicas:
-            self.communicators[BETWEEN] = joined(ranks)
-        self.communicator, between = self.communicators[RESIDUAL], self.communicators.get(BETWEEN)
-        # States number the ranks replica by replica.
-        self.replicas, replica = (1, 0) if between is None else (between.size, between.rank)
-        self._size = self.replicas * self.communicator.size
-        self._rank = replica * self.communicator.size + self.communicator.rank
-        self.feeds_back = feedback and codec is not None
-        compressed = sorted({p.dtype for name, p in model.named_parameters() if not exact[name]}, key=str)
-        for kind, communicator in self.communicators.items():
-            zeros = (torch.zeros(64 * communicator.size, dtype=dtype, device=device) for dtype in compressed)
+        @cache
+        def mesh_of(shards: dist.ProcessGroup, replicas: dist.ProcessGroup | None) -> Mesh:
+            return Mesh(joined(shards), None if replicas is None else joined(replicas))
+
+        meshes = [mesh_of(*ranks) for ranks in ranks_of]
+        self.meshes = list(dict.fromkeys(meshes))
+        self._communicators = list(dict.fromkeys(c for mesh in self.meshes for c in mesh.communicators.values()))
+        self._rank, self._size, *_ = self.meshes[0].place
+        if len(self.meshes) > 1:
+            self._rank, self._size = _number(dict(zip(meshes, ranks_of, strict=True)), self._device)
+        self.feeds_back = feedback and bool(each_codec(codec))
+        reductions_of = dict.fromkeys(each for mesh in self.meshes for each in mesh.communicators.items())
+        for each, (kind, communicator) in product(each_codec(codec), reductions_of):
+            own = (p for name, p in model.named_parameters() if self._codecs[logical_name(name)] == each)
+            dtypes = sorted({parameter.dtype for parameter in own}, key=str)
+            zeros = (torch.zeros(64 * communicator.size, dtype=dtype, device=self._device) for dtype in dtypes)
             try_codec(
-                *(communicator, map(array_of, zeros), codec, algorithm),
+                *(communicator, map(array_of, zeros), each, algorithm),
                 feedback=ErrorFeedback if self.feeds_back else None,
                 scatter=kind == RESIDUAL,
             )
+        # One queue runs the collectives of all groups. Back-propagation submits them in the same order on all ranks,
+        # as FSDP2 itself requires, whose reduce-scatters share one stream. So ranks cannot wait for each other in a
+        # cycle: the ranks of the earliest collective that has not ended have no earlier one to wait for.
         self._jobs = JobQueue("shards")
         self.residuals = Residuals(self._jobs, self.streams, model.parameters(), (RESIDUAL, BETWEEN))
         self._step, self._begun = -1, set[Reduction]()
+        self._finite: list[Tensor] = []
         self._gathers: list[GatheredParameters] = []
         self._reductions: list[dict[str, Reduction]] = []
-        columns = partial(Columns, names=names, exact=exact)
-        largest = 0
-        for group in groups:
+        columns = partial(Columns, names=names, codecs=self._codecs)
+        gathered_columns = partial(Columns, names=names, codecs=self._by_logical_name(param_codec))
+        for group, mesh, (_, replicas) in zip(groups, meshes, ranks_of, strict=True):
             known = columns(group.fsdp_params)
-            largest = max(largest, known.nbytes * self.communicator.size)
-            reductions = {kind: Reduction(self, known, kind) for kind in self.communicators}
+            reductions = {kind: Reduction(self, mesh, known, kind) for kind in mesh.communicators}
             self._reductions.append(reductions)
             scattered = ScatteredGradients(reductions[RESIDUAL], group)
-            self._gathers.append(GatheredParameters(self, known))
-            group._reduce_scatter_comm = scattered
-            group._all_gather_comm = self._gathers[-1]
+            self._gathers.append(GatheredParameters(self, mesh.shards, gathered_columns(group.fsdp_params)))
+            private.set_collectives(module_of[group], group, self._gathers[-1], scattered)
             group.post_backward = partial(_post_backward, group, scattered, columns, group.post_backward)
-            for ranks in replicas:
+            if replicas is not None:
                 group.mesh_info = copy.copy(group.mesh_info)  # modules share the original
-                group.mesh_info.replicate_process_group = Replicas(ranks, reductions[BETWEEN], scattered)
-        log_choice(*(self.communicator, codec, algorithm, dict(model.named_parameters()), exact, largest), scatter=True)
+                group.mesh_info.replicate_process_group = Replicas(replicas, reductions[BETWEEN], scattered)
+        known_columns = [(c, mesh) for each, mesh in zip(self._gathers, meshes, strict=True) for c in each.columns.all]
+        self._shapes |= {c.name: c.shape for c, _ in known_columns}  # of DTensors, those of the local tensors
+        self._mesh_of = {c.name: mesh for c, mesh in known_columns}
+        for mesh in self.meshes:
+            held = {c.name: c.parameter for c, its in known_columns if its is mesh}
+            largest = max(each.columns.nbytes for each in self._gathers if each.communicator is mesh.shards)
+            log_choice(
+                *(mesh.shards, codec, {name: self._codecs[name] for name in held}, algorithm, held),
+                *(largest * mesh.shards.size,),
+                scatter=True,
+            )
+
+    @property
+    def codec(self) -> Codecs:
+        """The codec, or the mapping of codecs, as of `GradientCompression`."""
+        return self._codec
+
+    @codec.setter
+    def codec(self, codec: str | Codec | Mapping[str, str | Codec | None]) -> None:
+        self._codec = replaced(self._codec, codec)
+        self._codecs.update(self._by_logical_name(self._codec))
+
+    def _by_logical_name(self, codec: Codecs) -> dict[str, Codec | None]:
+        """Return the codec of each parameter, by logical name."""
+        return {logical_name(name): each for name, each in codec_by_name(codec, self._model, self.exact).items()}
 
     @property
     def parameters_error(self) -> float:
@@ -532,14 +629,18 @@ class ShardCompression:
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of this rank's residuals. Each rank saves its own with the model."""
         self.residuals.settle()
-        found = {
-            kind: {name: lost for each in self._reductions for name, lost in each[kind].residuals().items()}
-            for kind in self.communicators
-        }
+        found: dict[str, dict[str, Tensor]] = {kind: {} for mesh in self.meshes for kind in mesh.communicators}
+        for reductions in self._reductions:
+            for kind, reduction in reductions.items():
+                found[kind] |= reduction.residuals()
         residuals = self.residuals.carried.get(RESIDUAL, {}) | found.pop(RESIDUAL)
         state = state_of(self._rank, self._size, residuals, **found)
-        state[BEGUN] = [each.sequence_number for each in self.communicators.values()]
-        return state if self.replicas == 1 else state | {REPLICAS: self.replicas}
+        state[BEGUN] = [each.sequence_number for each in self._communicators]
+        if len(self.meshes) > 1:
+            state[MESHES] = {name: list(mesh.place) for name, mesh in self._mesh_of.items()}
+        elif (replicas := self.meshes[0].place.replicas) > 1:
+            state[REPLICAS] = replicas
+        return state
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue with the residuals of an earlier run, as `GradientCompression.load_state_dict` does.
@@ -547,45 +648,72 @@ class ShardCompression:
         States of `GradientCompression` can be loaded, too. If the states of all ranks are given, the number of
         replicas may have changed.
         """
-        read = partial(residuals_of, states, self._rank, self._size, self._shapes, optional=OPTIONAL)
-        residuals, between = read(), read(kind=BETWEEN)
+        chosen_from(states, self._rank, self._size, optional=OPTIONAL)
+        every = [states] if isinstance(states, Mapping) else states
         known = (c for each in self._reductions for c in each[RESIDUAL].known.compressed)
         columns = {c.name: c for c in known if c.parameter.requires_grad}
-        # Later states still need the residuals of parameters that are frozen or exact now.
-        carried = {name: lost for name, lost in added(residuals, between).items() if name not in columns}
-        residuals, between = ({n: lost for n, lost in each.items() if n in columns} for each in (residuals, between))
-        every = [states] if isinstance(states, Mapping) else states
-        if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(self._size, self.replicas)}:
-            residuals, between = added(residuals, between), {}
-        else:  # if the placement changed, move residuals that this rank no longer uses between replicas to the shards
-            own = {name: columns[name].own(lost, self.communicator) for name, lost in between.items()}
-            residuals, between = added(residuals, {name: between[name] - kept for name, kept in own.items()}), own
+        alike: dict[tuple[Mesh, tuple[Place, ...]], list[str]] = {}
+        for name in {name: None for state in every for kind in (RESIDUALS, BETWEEN) for name in state.get(kind, ())}:
+            places = tuple(place_of(state, name) for state in every)
+            alike.setdefault((self._mesh_of.get(name, self.meshes[0]), places), []).append(name)
+        carried, residuals, between = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+        for (mesh, places), names in alike.items():
+            parts = of_mesh(states, names, places, mesh.place)
+            read = partial(residuals_of, parts, mesh.place.rank, mesh.place.size, self._shapes, optional=OPTIONAL)
+            summed, apart = read(), read(kind=BETWEEN)
+            # Later states still need the residuals of parameters that are frozen or exact now.
+            carried |= {name: lost for name, lost in added(summed, apart).items() if name not in columns}
+            summed, apart = ({n: lost for n, lost in each.items() if n in columns} for each in (summed, apart))
+            if {(place.size, place.replicas) for place in places} != {(mesh.place.size, mesh.place.replicas)}:
+                residuals |= added(summed, apart)
+                continue
+            # If the placement changed, residuals that this rank no longer uses between replicas move to the shards.
+            own = {name: columns[name].own(lost, mesh.shards) for name, lost in apart.items()}
+            residuals |= added(summed, {name: apart[name] - kept for name, kept in own.items()})
+            between |= own
+        check_fed_back(carried | residuals | between, feedback=self.feeds_back)
         self.residuals.restart({RESIDUAL: carried}, loaded=True)
         for reductions in self._reductions:
             for kind, reduction in reductions.items():
                 reduction.restore(residuals if kind == RESIDUAL else between)
-        for communicator, begun in zip(self.communicators.values(), every[0].get(BEGUN, ()), strict=False):
+        for communicator, begun in zip(self._communicators, every[0].get(BEGUN, ()), strict=False):
             communicator.sequence_number = begun
 
     def begin(self, reduction: Reduction) -> bool:
         """Begin a reduction, and return whether a GradScaler may skip its step."""
         if not self.feeds_back:
             return False
-        step = torch._C._current_graph_task_id()
+        step = private.backward_pass()
         if step != self._step or reduction in self._begun:
             self._begun.clear()
             self.residuals.begin()
             self._step = step
+            if self.residuals.scale.possible:
+                private.at_end_of_backward(self._agree)
         self._begun.add(reduction)
         return self.residuals.scale.possible
 
     def watch(self, job: Callable[[], None], result: Tensor) -> None:
-        """Run a job of a step that may be skipped, and record whether its result is finite on all ranks."""
+        """Run a job of a step that may be skipped, and record whether its result is finite."""
         job()
-        found = (~result.isfinite().all()).to(torch.float32).reshape(1)
-        for communicator in self.communicators.values():
-            communicator.allreduce(array_of(found), out=array_of(found), codec=None)
-        self.residuals.watch(found == 0)
+        self._finite.append(result.isfinite().all())
+
+    def _agree(self) -> None:
+        """Let the ranks agree whether all results of this backward pass are finite. Collective.
+
+        A GradScaler skips the step on all ranks if a gradient overflows in any module, whatever the module's mesh.
+        """
+        infinite = torch.zeros(1, device=self._device)
+
+        def job() -> None:
+            for finite in self._finite:
+                infinite.add_(~finite)
+            self._finite.clear()
+            for communicator in self._communicators:
+                communicator.allreduce(array_of(infinite), out=array_of(infinite), codec=None)
+            self.residuals.watch(infinite == 0)
+
+        self.start(job, True, infinite)
 
     def __repr__(self) -> str:
         return f"ShardCompression({self.codec!r}, param_codec={self.param_codec!r}, algorithm={self.algorithm!r})"
@@ -594,7 +722,7 @@ class ShardCompression:
         """Release thread and communicators after training. Collective."""
         self.residuals.scale.free()
         self._jobs.close()
-        for communicator in self.communicators.values():
+        for communicator in self._communicators:
             communicator.free()
 
     def start(self, job: Callable[[], Any], wait: bool, *tensors: Tensor) -> Work | None:
@@ -614,8 +742,33 @@ class ShardCompression:
         return None
 
 
-def _has_replicas(group: Any) -> bool:
-    return isinstance(group.mesh_info, HSDPMeshInfo) and group.mesh_info.replicate_mesh_size > 1
+def _number(
+    ranks_of: Mapping[Mesh, tuple[dist.ProcessGroup, dist.ProcessGroup | None]], device: torch.device
+) -> tuple[int, int]:
+    """Number the ranks of a model on several meshes, and the subsets of ranks that each mesh has. Collective.
+
+    Returns
+    -------
+    tuple of int
+        This rank's number among all ranks of the model, and their number.
+    """
+    groups = [ranks for pair in ranks_of.values() for ranks in pair if ranks is not None]
+    own = dist.get_rank()
+    lowest = []
+    for shards, replicas in ranks_of.values():
+        first = min(dist.get_process_group_ranks(shards))
+        if replicas is not None:
+            first = min(unpacked(each) for each in gathered(packed(first), replicas, device))
+        lowest.append(first)
+    # The groups are dimensions of meshes, so one gather in each reaches all ranks.
+    known = {own: lowest}
+    for ranks in dict.fromkeys(groups):
+        for each in gathered(packed(list(known.items())), ranks, device):
+            known |= dict(unpacked(each))
+    for number, mesh in enumerate(ranks_of):
+        subsets = sorted({each[number] for each in known.values()})
+        mesh.place = mesh.place._replace(subset=subsets.index(lowest[number]), subsets=len(subsets))
+    return sorted(known).index(own), len(known)
 
 
 def _post_backward(
@@ -631,7 +784,7 @@ def _post_backward(
 
 
 def _has_gradient(group: Any, parameter: Any) -> bool:
-    if not hasattr(parameter, "_unsharded_param"):
+    if not private.is_unsharded(parameter):
         return False
     whole = parameter.unsharded_param
     found = parameter.unsharded_accumulated_grad is not None or whole.grad is not None

@@ -40,6 +40,7 @@ from ...tools.machine import launcher
 from ...tools.tune import describe
 from ...tools.tune import tune as _tune
 from ...transports.serialization import packed, unpacked
+from .. import private
 from ..agreement import gathered, timeout_of
 from ..buffers import COMPRESSIBLE, check_device
 from ..failure_detector import Board
@@ -252,7 +253,7 @@ def tune(group: Group = None, seconds: float = 30.0) -> str:
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
     """Return a device on which a group has its tensors."""
-    kinds = [device.type for device in group._device_types]
+    kinds = private.device_types(group)
     return torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])
 
 
@@ -427,7 +428,7 @@ def check_tensors(group: Group, *tensors: Tensor) -> dist.ProcessGroup:
         raise UnsupportedDType(
             f"{dtype} cannot be compressed: use {', '.join(map(str, COMPRESSIBLE))}, or torch.distributed's collectives"
         )
-    backends = dist.get_backend_config(group) if group in dist.distributed_c10d._world.pg_map else ""
+    backends = "" if private.group_entry(group) is None else dist.get_backend_config(group)
     if backends and not any(each.partition(":")[0] == device.type for each in str(backends).split(",")):
         raise UnsupportedDevice(
             f"tensors on {device} over a group of backends {backends}: the group has none for {device.type}"

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...gpu.watchdog import Message, NCCLBase
+from .. import private
 
 _NEVER = timedelta(days=3650)
 """A time-out that is never reached. PyTorch's watchdog would end the process; compcoll's ends only the collective."""
@@ -120,8 +121,8 @@ class TorchNCCL:
         return secrets.token_hex(64).encode()
 
     def join(self, ranks: int, unique_id: bytes, rank: int) -> TorchNCCLTransport:
-        options = dist.ProcessGroupNCCL.Options()
-        options.is_high_priority_stream, options._timeout = True, _NEVER
+        options = private.nccl_options(_NEVER)
+        options.is_high_priority_stream = True
         store = dist.PrefixStore(f"nccl/{unique_id.decode()}", self._store)
         with self._runtime.current:
             group = _with(_LEFT_TO_US, lambda: dist.ProcessGroupNCCL(store, rank, ranks, options))

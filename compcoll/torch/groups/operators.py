@@ -25,6 +25,7 @@ from ...codecs.base import Codec
 from ...errors import CompcollError
 from ...feedback import ErrorFeedback
 from ...plan import choose
+from .. import private
 from ..linear import linear
 from ..untraced import constant, untraced
 from .membership import Group, check_fixed, check_group, coding
@@ -125,7 +126,7 @@ def _asked(
 
 
 def _group(name: str) -> dist.ProcessGroup:
-    return dist.distributed_c10d._resolve_process_group(name)
+    return private.group_named(name)
 
 
 def _like(tensor: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from ...stats import UNKNOWN
 from ...transports.base import LibraryConnection, Wire
 from ...transports.nodes import find_nodes, host_name
 from ...transports.serialization import packed, unpacked
+from .. import private
 from ..agreement import gather_bytes, gathered
 from ..failure_detector import Board, store_of
 from .gloo import make_gloo
@@ -234,7 +235,7 @@ class GroupTransport(LibraryConnection):
         options = dist.ReduceScatterOptions()
         options.reduceOp = op
         given = torch.from_numpy(out).view(-1), torch.from_numpy(x).view(-1)
-        return self._started(self._gloo._reduce_scatter_base(*given, options), "reduce_scatter")
+        return self._started(getattr(self._gloo, private.REDUCE_SCATTER_SINGLE)(*given, options), "reduce_scatter")
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         itemsize = x.itemsize

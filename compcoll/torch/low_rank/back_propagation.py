@@ -11,6 +11,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import GradientsPending
+from .. import private
 from ..buffers import is_dense
 from ..hooks import BucketHook, FilledBucket, call_before_steps
 from .averaging import Averaging
@@ -177,7 +178,7 @@ class GradientHooks:
             for gradient in buffer.gradients:
                 self._homes[gradient.name] = buffer
         self._under_way = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        private.at_end_of_backward(self._end)
 
     def _end(self) -> None:
         """Average the gradients; back-propagation calls this at its end, and propagates its exceptions."""
@@ -205,7 +206,7 @@ class GradientHooks:
 
     def _forget_interrupted(self, model: nn.Module, arguments: Any) -> None:
         """Before a forward pass, discard a back-propagation that an error interrupted."""
-        if self._under_way and torch._C._current_graph_task_id() == -1:
+        if self._under_way and private.backward_pass() == -1:
             self._averaging.wait()
             self._under_way = False
 
@@ -223,6 +224,5 @@ class GradientHooks:
 
 def hooks_of(parameter: Tensor) -> GradientHooks | None:
     """Return the hooks that already average a parameter's gradient; None if there are none."""
-    hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    owners = (getattr(hook, "__self__", None) for hook in hooks.values())
+    owners = (getattr(hook, "__self__", None) for hook in private.gradient_hooks(parameter))
     return next((owner for owner in owners if isinstance(owner, GradientHooks)), None)

@@ -16,6 +16,7 @@ from ...codecs.base import Codec
 from ...errors import InvalidArgument, UnsupportedDevice
 from ...feedback import ErrorFeedback
 from ...plan import choose
+from .. import private
 from ..agreement import gathered, timeout_of
 from ..buffers import array_of
 from ..failure_detector import board_of, store_of
@@ -217,9 +218,7 @@ def _line_beside(group: dist.ProcessGroup, device: torch.device) -> Any:
     limit = timedelta(seconds=timeout_of(group, device))
     if dict(each.split(":") for each in dist.get_backend_config(group).split(","))[device.type] != "nccl":
         return make_gloo(board_of(group), own, limit)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = limit
-    return dist.ProcessGroupNCCL(own, group.rank(), group.size(), options)
+    return dist.ProcessGroupNCCL(own, group.rank(), group.size(), private.nccl_options(limit))
 
 
 class Sums:

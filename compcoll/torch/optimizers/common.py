@@ -24,6 +24,7 @@ from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...plan.signature import Signature
 from ...sparse import Sparsifier
+from .. import private
 from ..agreement import check_alike, compare, gather_bytes
 from ..buffers import COMPRESSIBLE, HostArray, array_of
 from ..groups.membership import check_group, communicator_of, device_of
@@ -124,14 +125,6 @@ def keep_gradients(model: nn.Module, name: str) -> None:
     register_hook(model, hook, name)
 
 
-SUPPORTED = "_step_supports_amp_scaling"
-"""Name of the attribute that stops `torch.amp.GradScaler` from skipping an optimizer's step on one rank alone.
-
-If it is set, the scaler sets ``found_inf`` and ``grad_scale`` on the optimizer while ``step()`` runs, and deletes them
-afterwards.
-"""
-
-
 class Scaling(NamedTuple):
     """What a GradScaler reports to ``step()``.
 
@@ -178,7 +171,7 @@ def unscale(parameters: Iterable[Tensor], scale: float) -> None:
     if any(gradient.dtype == torch.float16 for gradient in gradients):
         raise InvalidArgument("gradients of float16 cannot be unscaled: keep parameters in float32 under autocast")
     for gradient in gradients:
-        (gradient._values() if gradient.is_sparse else gradient).div_(scale)
+        (private.sparse_values(gradient) if gradient.is_sparse else gradient).div_(scale)
 
 
 States = Mapping[str, Any] | Sequence[Mapping[str, Any]]

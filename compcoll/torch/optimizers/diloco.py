@@ -18,6 +18,7 @@ from ...codecs.registry import as_codec
 from ...communicator import Communicator
 from ...deprecated import renamed_arguments, renamed_attribute
 from ...errors import InvalidArgument
+from .. import private
 from ..buffers import HostArray
 from ..handles import Handle
 from ..hooks import check_hook_free
@@ -26,7 +27,6 @@ from ..policy import check_whole, compressing
 from ..states import state_of
 from ..training_stats import RecentSteps, TrainingStats
 from .common import (
-    SUPPORTED,
     Averager,
     Flat,
     Ranks,
@@ -379,8 +379,8 @@ class DiLoCo:
         self._resumed = False
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._handles = inner.register_step_pre_hook(self._before), inner.register_step_post_hook(self._stepped)
-        self._inner_scales = vars(inner).get(SUPPORTED)
-        setattr(inner, SUPPORTED, True)
+        self._inner_scales = vars(inner).get(private.SUPPORTS_SCALING)
+        setattr(inner, private.SUPPORTS_SCALING, True)
         keep_gradients(model, f"compcoll {type(self).__name__}")
 
     def _averagers(self, codec: Codec | None, feedback: bool) -> tuple[Callable[[Tensor], Averager], str]:
@@ -518,9 +518,9 @@ class DiLoCo:
         """Restore the inner optimizer's hooks and attributes."""
         for handle in self._handles:
             handle.remove()
-        vars(self._inner).pop(SUPPORTED, None)
+        vars(self._inner).pop(private.SUPPORTS_SCALING, None)
         if self._inner_scales is not None:
-            setattr(self._inner, SUPPORTED, self._inner_scales)
+            setattr(self._inner, private.SUPPORTS_SCALING, self._inner_scales)
 
     def _check_resumed(self) -> None:
         """After loading a state, check that all ranks continue from the same step. Collective."""

@@ -39,6 +39,7 @@ WAYS: list[dict[str, Any]] = [
     {"codec": "topk", "density": 0.01, "algorithm": "sparse_ring"},
     {"codec": "topk", "density": 0.02, "algorithm": "sparse_direct", "feedback": partial(DGCFeedback, 0.9)},
     {"codec": "strom", "threshold": 0.5, "algorithm": "sparse_ring"},
+    {"codec": {"second": "cast:dtype=bfloat16", "*": "minmax:bits=4"}, "algorithm": "direct"},
 ]
 SIZES = {"exact": 40_000, "first": 3000, "second": 2048, "bias": 7, "third": 1999}
 LAYOUTS = ([["exact", "first"], ["second", "third", "bias"]], [["third", "second"], ["bias", "first", "exact"]])

@@ -88,6 +88,10 @@ METHODS |= {
     for method in PUBLIC
     if isinstance(method, type) and issubclass(method, LowRank) and method.conserves == "exact"
 }
+METHODS["compress mapping"] = (
+    ("ddp", "fsdp", "hsdp"),
+    compressing({"first": "minmax:bits=4", "kernels": "int8", "*": "onebit"}),
+)
 METHODS["DGC"] = (("ddp",), lambda model, optimizer: compcoll.torch.DGC(model, optimizer, density=0.1, **ALL))
 METHODS |= {
     f"{kind.__name__}, {fragments} fragments": (("ddp", "plain"), local_steps(kind, fragments))

@@ -30,6 +30,8 @@ CODECS: list[dict[str, Any]] = [
     {"codec": "terngrad", "feedback": False, "algorithm": "direct"},
     {"codec": "randomk", "density": 0.05, "algorithm": "sparse_ring"},
     {"codec": "randomk", "density": 0.05, "algorithm": "sparse_ring", "selection": "bucket"},
+    {"codec": {"late.*": "qsgd:bits=4", "*": "minmax:bits=2"}, "algorithm": "ring"},
+    {"codec": {"middle.*": "randomk:density=0.05", "*": "topk:density=0.02"}, "algorithm": "sparse_ring"},
     {"codec": None},
 ]
 

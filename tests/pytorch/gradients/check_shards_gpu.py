@@ -27,7 +27,9 @@ def collectives(compression: Any, model: Any) -> list[tuple[Collective, Collecti
     found = []
     for group in (group for state in states for group in state._fsdp_param_groups):
         scatter = group._reduce_scatter_comm
-        lossy = [not c.exact for c in group._all_gather_comm.columns.all for _ in range(c.begin, c.end)]
+        columns = group._all_gather_comm.columns
+        coded = {c.name for c in columns.compressed}
+        lossy = [c.name in coded for c in columns.all for _ in range(c.begin, c.end)]
         found.append((scatter, group._all_gather_comm, lossy))
     return found
 
@@ -40,7 +42,11 @@ def results(comm: MPI.Intracomm, cuda: LateCUDA | None, dtype: torch.dtype) -> l
         if cuda is not None:
             stack.enter_context(cuda.installed())
         compression = compcoll.torch.compress(
-            model, "minmax", bits=4, param_codec=Cast("bfloat16"), algorithm="ring", exclude=["norms", "biases"]
+            model,
+            {"head.*": "onebit", "*": "minmax:bits=4"},
+            param_codec=Cast("bfloat16"),
+            algorithm="ring",
+            exclude=["norms", "biases"],
         )
         given: list[tuple[Tensor, list[bool] | None]] = []
         for step in range(4):

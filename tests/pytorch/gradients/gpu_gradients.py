@@ -21,6 +21,7 @@ WAYS: list[dict[str, Any]] = [
     {"codec": "intsum", "algorithm": "ring"},
     {"codec": "minmax", "algorithm": "recursive_doubling"},
     {"codec": "topk", "density": 0.01, "algorithm": "sparse_ring"},
+    {"codec": {"layers.1": "onebit", "*": "minmax:bits=4"}, "algorithm": "direct"},
 ]
 
 

@@ -193,7 +193,7 @@ def check_an_error_between_replicas_is_itself() -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise meant
 
-    compression.communicators["between"].allreduce = fail
+    compression.meshes[0].communicators["between"].allreduce = fail
     with pytest.raises(PeerFailed, match="as intended") as raised:
         model(torch.ones(2, 40)).sum().backward()
     assert raised.value is meant and compression.error is meant

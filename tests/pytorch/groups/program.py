@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 MODULES = {
     "alike": ("check_collectives", "check_errors", "check_experts", "check_training", "check_optimizers", "check_gpus"),
-    "on nodes": ("check_nodes", "check_gpus_on_nodes"),
+    "on nodes": ("check_nodes", "check_meshes", "check_gpus_on_nodes"),
     "long": ("check_tuning", "check_silence", "check_endings"),
     "compiled": ("check_compiled", "check_compiled_models"),
     "by all compilers": ("check_compilers",),
