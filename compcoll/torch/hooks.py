@@ -8,13 +8,14 @@ from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import HookTaken
+from ..errors import HookTaken, InvalidArgument
 from . import private
 from .states import Layout
 
@@ -32,6 +33,25 @@ def check_hook_free(model: object) -> None:
     if isinstance(model, DistributedDataParallel) and private.communication_hooks(model):
         there = getattr(private.communication_hooks(model)[0], "__qualname__", "?")
         raise HookTaken(f"this model already has the communication hook {there!r}, and DDP accepts only one")
+
+
+def check_hooks_run(model: nn.Module) -> None:
+    """Check that PyTorch calls a model's communication hooks, and calls them as usual.
+
+    Raises
+    ------
+    InvalidArgument
+        If it does not.
+    """
+    reason = ""
+    if private.uses_python_reducer(model):
+        reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; make the model without it'
+    elif isinstance(model, private.ReplicateModule):
+        reason = "replicate() has no reduce-scatter; wrap the model in DistributedDataParallel"
+    elif isinstance(model, FSDPModule) and private.compiles_backward():
+        reason = "with torch._dynamo.config.compiled_autograd FSDP2 does not reduce gradients; turn it off"
+    if reason:
+        raise InvalidArgument(f"{type(model).__name__} cannot be compressed: {reason}")
 
 
 def register_hook(

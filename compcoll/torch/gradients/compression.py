@@ -25,6 +25,7 @@ from ...plan import choose
 from ...sparse import DGCFeedback, Sparsifier, TopK
 from .. import private
 from ..groups.membership import no_group
+from ..hooks import check_hooks_run
 from ..policy import KINDS, SMALLEST, Codecs, as_codecs, each_codec, exact_parameters
 from .bucket import Feedback
 from .ddp import GradientCompression
@@ -177,7 +178,7 @@ def compress(
     compcoll.torch.DGC : Deep Gradient Compression, which also changes the optimizer.
     """
     model = getattr(model, private.COMPILED, model)  # unwrap torch.compile
-    _check_hooks_run(model)
+    check_hooks_run(model)
     if isinstance(model, DistributedDataParallel):
         module = model.module
         if param_codec is not None:
@@ -217,19 +218,6 @@ def compress(
 def _unwrapped(model: nn.Module, advice: str) -> InvalidArgument:
     """Return the error for a model that is not wrapped; without a process group it cannot be."""
     return InvalidArgument(f"model is a {type(model).__name__}: {advice if dist.is_initialized() else no_group()}")
-
-
-def _check_hooks_run(model: nn.Module) -> None:
-    """Reject a model for which PyTorch does not call the communication hooks, or calls them differently."""
-    reason = ""
-    if private.uses_python_reducer(model):
-        reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; make the model without it'
-    elif isinstance(model, private.ReplicateModule):
-        reason = "replicate() has no reduce-scatter; wrap the model in DistributedDataParallel"
-    elif isinstance(model, FSDPModule) and private.compiles_backward():
-        reason = "with torch._dynamo.config.compiled_autograd FSDP2 does not reduce gradients; turn it off"
-    if reason:
-        raise InvalidArgument(f"{type(model).__name__} cannot be compressed: {reason}")
 
 
 def advise(codec: Codecs, optimizer: torch.optim.Optimizer | None) -> None:

@@ -21,7 +21,7 @@ from ...plan import choose
 from ..agreement import check_alike
 from ..buffers import device_of
 from ..groups.membership import check_group
-from ..hooks import check_hook_free
+from ..hooks import check_hook_free, check_hooks_run
 from ..loss_scale import LossScale
 from ..policy import check_whole, exact_parameters, has_sparse_gradient
 from ..states import check_fed_back, layout_of, logical_name, residuals_of, state_of
@@ -377,6 +377,7 @@ def _check_whole(model: nn.Module, method: str) -> None:
 
 
 def _check_free(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    check_hooks_run(model)
     check_hook_free(model)
     for name, parameter in parameters.items():
         if hooks_of(parameter):

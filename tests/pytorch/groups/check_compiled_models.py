@@ -46,8 +46,9 @@ def check_compiled_models_are_compressed() -> None:
 
 
 def check_models_whose_gradients_cannot_be_compressed_are_refused() -> None:
-    with torch._dynamo.config.patch(optimize_ddp="python_reducer"), pytest.raises(InvalidArgument, match="buckets"):
-        compcoll.torch.compress(DistributedDataParallel(layers()))
+    for method in (compcoll.torch.compress, compcoll.torch.ACPSGD):
+        with torch._dynamo.config.patch(optimize_ddp="python_reducer"), pytest.raises(InvalidArgument, match="buckets"):
+            method(DistributedDataParallel(layers()))
     with torch._dynamo.config.patch(compiled_autograd=True), pytest.raises(InvalidArgument, match="compiled_autograd"):
         compcoll.torch.compress(sharded())
     for replicate in (replicate_with_ddp, replicate_with_fsdp):
