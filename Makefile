@@ -89,7 +89,7 @@ $(VENV)/.torch: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt torch expecttest
 	@touch $@
 
-# The frameworks of docs/torch.md's recipes: half a minute.
+# The frameworks of docs/frameworks.md's recipes: half a minute.
 $(VENV)/.frameworks: $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt accelerate transformers lightning
 	@touch $@

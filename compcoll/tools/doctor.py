@@ -296,7 +296,7 @@ def _gpu(report: Report) -> None:
         remedy = "pip install 'compcoll[cuda13]' (cuda12 for drivers of CUDA 12) installs the compiler that CuPy needs"
         report.find(WRONG, f"GPU: {wrong}", remedy)
     text = ", ".join(names) if names else f"none ({why})"
-    facts = {"gpus": names, "gpu_wrong": wrong}
+    facts: dict[str, Any] = {"gpus": names, "gpu_wrong": wrong}
     if report.facts["mpi"] is None:
         report.add("GPU", text, **facts)
         return

@@ -1,5 +1,5 @@
-"""The recipes of docs/frameworks.md for Accelerate, Trainer and Lightning, as they stand there, under the launchers
-that the page names. The oracle is PyTorch in one process, which trains on the batches that the ranks took.
+"""The recipes of docs/frameworks.md for Accelerate, Trainer and Lightning, as they stand there, under launchers that it
+names. The oracle is PyTorch in one process, which trains on the batches that the ranks took.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ def no_group() -> str:
     accelerate = sys.modules.get("accelerate.state")
     if accelerate is not None and accelerate.is_initialized():
         return (
-            "there is no process group, because Accelerate runs one process only: `accelerate launch --cpu` starts one, "
-            "whatever --num_processes says. `torchrun --nproc-per-node 2 train.py` starts two, and so does `accelerate "
+            "there is no process group, because Accelerate runs one process only: `accelerate launch --cpu` starts "
+            "one, whatever --num_processes says. Start two by `torchrun --nproc-per-node 2 train.py` or `accelerate "
             "launch --multi_gpu --num_processes 2 train.py`, even without GPUs; without GPUs, both need "
             "Accelerator(cpu=True), or use_cpu=True of TrainingArguments"
         )
