@@ -139,11 +139,14 @@ class Profile:
         return min(self.speeds, key=lambda speed: speed.recode)
 
     def measured(self, world: World, algorithm: str | None = None) -> bool:
-        """Return whether an algorithm (by default any except MPI's own) was timed on ranks placed like these."""
-        return any(
-            timing.world == world and (timing.algorithm == algorithm if algorithm else timing.algorithm != "native")
-            for timing in self.timings
-        )
+        """Return whether an uncompressed algorithm was timed on ranks placed like these.
+
+        By default, any algorithm will do, compressed or not, but for MPI's own.
+        """
+        of_world = [timing for timing in self.timings if timing.world == world]
+        if algorithm is None:
+            return any(timing.algorithm != "native" for timing in of_world)
+        return any(timing.algorithm == algorithm and timing.codec == RAW for timing in of_world)
 
 
 # Default speeds of codecs.

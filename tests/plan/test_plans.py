@@ -259,6 +259,8 @@ def test_what_was_measured_may_be_chosen() -> None:
     measured = replace(DEFAULTS, timings=(Timing("ring", RAW, 32.0, World(4), points),))
     assert refusals(call(), where(profile=measured))["ring", False] == ""
     assert refusals(call(), where())["ring", False] == "not measured here"
+    quick = replace(DEFAULTS, timings=(Timing("ring", "zfp", 8.0, World(4), points),))
+    assert refusals(call(), where(profile=quick))["ring", False] == "not measured here"
     beside = where(4, 4)
     for nbytes in (16 * KIB, MIB, 64 * MIB):
         assert refusals(call(nbytes), beside)["shared_memory", False] == ""
