@@ -305,7 +305,8 @@ def allgather(
 ) -> Any:
     """Stack the arrays of all ranks. Every rank gets the same bits: with a codec, its own array is decoded, too.
 
-    Parameters are those of `allreduce`; all ranks' arrays must have the same shape.
+    Parameters are those of `allreduce`; all ranks' arrays must have the same shape. With ``codec="delta"``, ``out``
+    holds the previous result, which the call updates; see `Delta`.
 
     Returns
     -------
@@ -502,7 +503,8 @@ def bcast(
     """Broadcast the root's array. With a codec, the root also gets the decoded values, as all other ranks do.
 
     Parameters are those of `allreduce`. On ranks other than the root, only the shape and type of ``x`` are used, not
-    its values; ``out=x`` receives in place.
+    its values; ``out=x`` receives in place. With ``codec="delta"``, ``out`` holds the previous result, which the call
+    updates; see `Delta`.
 
     Returns
     -------

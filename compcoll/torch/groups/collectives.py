@@ -313,7 +313,7 @@ def all_gather_into_tensor(
     return member.start(run, output_tensor, async_op, output_tensor, input_tensor)
 
 
-@partial(untraced, reason="compcoll runs broadcasts outside of the graph")
+@untraced
 def broadcast(
     tensor: Tensor,
     src: int | None = None,

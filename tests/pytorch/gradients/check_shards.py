@@ -13,6 +13,7 @@ import torch.distributed as dist
 from check_compress import examples, make_net, relative, total
 from mpi.world import raised
 from mpi4py import MPI
+from promises import DIFFERENCES
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -156,6 +157,9 @@ def check_mixed_precision_and_training(comm: MPI.Intracomm) -> None:
             losses.append(loss.item())
         assert losses[-1] < 0.7 * losses[0], losses
         compression.free()
+    for codec in DIFFERENCES:
+        refused = raised(lambda codec=codec: compcoll.torch.compress(sharded(net), param_codec=codec))
+        assert isinstance(refused, InvalidArgument) and f"param_codec= cannot use {codec!r}" in str(refused)
     unwrapped = raised(lambda: compcoll.torch.compress(net, param_codec="cast"))
     assert isinstance(unwrapped, InvalidArgument)
 

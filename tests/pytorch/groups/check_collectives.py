@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 from fakes.loopback import World, normals
 from oracles import collectives as oracles
-from promises import FLAT
+from promises import DIFFERENCES, FLAT
 
 import compcoll.torch
 from compcoll import ZFP, Communicator, ErrorFeedback
-from compcoll.errors import UnknownAlgorithm
+from compcoll.errors import CollectiveMismatch, UnknownAlgorithm
 from compcoll.plan.cost import RAW
 from compcoll.plan.profile import _measured as measured
+from compcoll.torch.buffers import COMPRESSIBLE
 from compcoll.torch.groups.membership import member_of
 from compcoll.torch.groups.transport import GroupTransport
 
@@ -260,6 +261,69 @@ def check_shards_and_gathers() -> None:
     )
     assert work is not None and work.wait()
     assert bytes_of(gathered) == bytes_of(expected[rank])
+
+
+def check_broadcasts() -> None:
+    """From any rank, named in the default group or in its own; the source, too, gets what is decoded."""
+    rank, size = standing()
+    group = dist.new_group(range(size - 1, -1, -1))  # of other ranks than the default group
+    for src in range(size):
+        inputs = normals(size, 600, seed=src)
+        expected = World(size).run(
+            lambda comm, x, src=src: comm.ibcast(x, src, codec="cast", dtype="bfloat16", algorithm="binomial"), inputs
+        )
+        own = dist.get_group_rank(group, src)
+        for how in ((src,), (src, group), (None, group, False, own)):
+            tensor = torch.tensor(inputs[rank]).reshape(20, 30).t()  # not contiguous
+            values = torch.tensor(expected[rank]).reshape(20, 30).t()
+            if rank != src:
+                tensor.zero_()
+            assert compcoll.torch.broadcast(tensor, *how, codec="cast", dtype="bfloat16", algorithm="binomial") is None
+            assert bytes_of(tensor) == bytes_of(values)
+    tensor = torch.full((100,), float(rank))
+    work = compcoll.torch.broadcast(tensor, 1, async_op=True)
+    assert work is not None and work.wait() and bool((tensor == 1).all())
+
+
+def check_differences_from_what_all_ranks_have() -> None:
+    """Bit for bit, of all element types; tensors of other values than the other ranks' are refused by all."""
+    rank, size = standing()
+    for codec, dtype in itertools.product(DIFFERENCES, COMPRESSIBLE):
+        bits = torch.int16 if dtype.itemsize == 2 else torch.int32 if dtype.itemsize == 4 else torch.int64
+        drawn = torch.Generator().manual_seed(7)
+        old = torch.randint(-(2**15), 2**15, (size, 3000), generator=drawn).to(bits)
+        new = old ^ (torch.rand(old.shape, generator=drawn) < 0.02).to(bits)
+
+        kept, tensor = old[0].clone().view(dtype), (new if rank == 1 else old)[0].clone().view(dtype)
+        options: dict[str, Any] = {"codec": codec, "algorithm": "binomial"}
+        if rank == 1:
+            options["reference"] = kept
+        work = compcoll.torch.broadcast(tensor, 1, async_op=True, **options)
+        assert work is not None and work.wait()
+        assert bytes_of(tensor) == bytes_of(new[0])
+        assert bytes_of(kept) == bytes_of((new if rank == 1 else old)[0])
+        stats = compcoll.torch.stats()
+        assert stats is not None and stats.codec == repr(codec)
+        assert stats.wire_nbytes <= 0.08 * max(stats.raw_sent_nbytes, 1)
+
+        options = {"codec": codec, "algorithm": "ring"}
+        output = old.clone().view(dtype)
+        compcoll.torch.all_gather_into_tensor(output, new[rank].view(dtype), **options)
+        assert bytes_of(output) == bytes_of(new)
+        output = torch.stack([old, old], dim=-1).view(dtype)[..., 0]  # not contiguous
+        compcoll.torch.all_gather_into_tensor(output, new[rank].view(dtype), **options)
+        assert bytes_of(output) == bytes_of(new)
+
+        output = old.clone().view(dtype)
+        if rank == size - 1:
+            output.view(bits)[0, 0] ^= 1
+        before = bytes_of(output)
+        with pytest.raises(CollectiveMismatch, match=f"rank {size - 1}.*previous values"):
+            compcoll.torch.all_gather_into_tensor(output, new[rank].view(dtype), **options)
+        assert bytes_of(output) == before
+        dist.all_gather(list(output.view(torch.uint8)), old[rank].view(torch.uint8))
+        compcoll.torch.all_gather_into_tensor(output, new[rank].view(dtype), **options)
+        assert bytes_of(output) == bytes_of(new)
 
 
 def check_all_to_all_of_uneven_rows() -> None:

@@ -235,7 +235,15 @@ def check_what_no_operator_does_breaks_the_graph() -> None:
         else:
             compcoll.torch.recv(x, dist.get_world_size() - 2, codec="int8")
 
-    for call in (waited, fed_back, told, sent):
+    def broadcast(x: torch.Tensor, _: str) -> None:
+        compcoll.torch.broadcast(x, 0, codec="int8", algorithm="binomial")
+
+    def updated(x: torch.Tensor, _: str) -> None:
+        whole = torch.zeros(standing()[1] * len(x))
+        compcoll.torch.all_gather_into_tensor(whole, x, codec="delta", algorithm="ring")
+        x += whole[: len(x)]
+
+    for call in (waited, fed_back, told, sent, broadcast, updated):
 
         def step(x: torch.Tensor, which: str, call: Call = call) -> torch.Tensor:
             y = x * 2
@@ -245,7 +253,7 @@ def check_what_no_operator_does_breaks_the_graph() -> None:
         function = compiled(step, fullgraph=False)
         for _ in range(2):
             assert_alike([function(values(), "compiled")], [step(values(), "kept")])
-    for call in (waited, fed_back):
+    for call in (waited, fed_back, updated):
         with pytest.raises(torch._dynamo.exc.Unsupported, match="compcoll runs these calls outside of the graph"):
             compiled(call)(values(), "compiled")
 

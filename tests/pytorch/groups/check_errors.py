@@ -41,6 +41,12 @@ def check_what_cannot_be_compressed_is_named() -> None:
         (InvalidArgument, "group=", lambda: all_reduce(x, group=object(), codec="zfp")),
         (InvalidBuffer, "elements", lambda: compcoll.torch.reduce_scatter_tensor(x, x, codec="zfp")),
         (InvalidBuffer, "elements", lambda: compcoll.torch.all_gather_into_tensor(x, x, codec="zfp")),
+        (InvalidArgument, "give one of them", lambda: compcoll.torch.broadcast(x)),
+        (InvalidArgument, "give one of them", lambda: compcoll.torch.broadcast(x, 0, group_src=0)),
+        (InvalidArgument, "src=99", lambda: compcoll.torch.broadcast(x, 99)),
+        (InvalidArgument, 'reference= is for codec="delta"', lambda: compcoll.torch.broadcast(x, 0, reference=x)),
+        (InvalidArgument, "allreduce cannot use Delta", lambda: all_reduce(x, codec="delta")),
+        (InvalidArgument, "sizes that receivers", lambda: compcoll.torch.all_to_all_single(x, x, codec="delta")),
         (InvalidArgument, "whose sum", lambda: compcoll.torch.all_to_all_single(x.clone(), x, [1], [1], codec="zfp")),
         (InvalidArgument, "sizes", lambda: compcoll.torch.all_to_all_single(x.clone(), x, codec="zfp", tolerance=1e-3)),
     ):
@@ -77,5 +83,10 @@ def check_different_calls_are_named_on_every_rank() -> None:
     with pytest.raises(CollectiveMismatch, match="rank 2 sends 1 elements to rank 2, which expects 2"):
         compcoll.torch.all_to_all_single(output, torch.ones(size), expected, [1] * size, codec="zfp")
     y = torch.ones(64)
+    with pytest.raises(InvalidBuffer if rank == 0 else CollectiveMismatch, match="as reference="):
+        compcoll.torch.broadcast(y, 0, codec="delta")
+    parts = torch.ones(size, 64)
+    with pytest.raises(InvalidBuffer, match="memory of its own"):
+        compcoll.torch.all_gather_into_tensor(parts, parts[rank], codec="delta")
     compcoll.torch.all_reduce(y, codec="zfp", rate=8, algorithm="direct")
     assert y[0] == size
