@@ -21,7 +21,7 @@ from mpi.environments import MPI, Completed
 
 from compcoll.gpu.device_transport import DeviceTransport
 
-pytest.importorskip("torch", "2.13")
+pytest.importorskip("torch", "2.12")
 
 HERE = Path(__file__).resolve().parent / "groups"
 TESTS = HERE.parents[1]
