@@ -136,6 +136,7 @@ TORCH_VERSIONS ?= 2.12.1 2.13.0 2.14.1
 torch-versions: $(TORCH_VERSIONS:%=torch-version-%)
 
 torch-version-%: VENV = build/torch-$*
+torch-version-%: PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 torch-version-%:
 	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
 	sed '/^torch==/d' constraints.txt > $(VENV)/constraints.txt

@@ -82,6 +82,11 @@ def set_names(group: dist.ProcessGroup, name: str | None, description: str | Non
         group._set_group_desc(description)
 
 
+def group_count() -> int:
+    """Return the number of groups that this rank is in; `new_group` with local synchronization puts it into names."""
+    return len(dist.distributed_c10d._world.pg_names)
+
+
 def group_named(name: str) -> dist.ProcessGroup:
     """Return the group of a name."""
     return dist.distributed_c10d._resolve_process_group(name)
