@@ -110,7 +110,7 @@ def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
 
 
 def _check_same_name(mesh: DeviceMesh) -> None:
-    """Check that `new_group` gives the group of a mesh one name on all its ranks, which would wait for ever otherwise.
+    """Check that `new_group` gives the group of a mesh one name on all its ranks. Otherwise it waits until a time-out.
 
     Raises
     ------
