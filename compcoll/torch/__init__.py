@@ -9,12 +9,12 @@ called like those of `torch.distributed`. Once compcoll is installed, `import to
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..deprecated import warn
 from .backend.autoload import register
+from .loading import load
 
 if TYPE_CHECKING:
     from .gradients.compression import DGC as DGC
@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
         name = "GatheredState"
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'compcoll.torch' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+    value = globals()[name] = getattr(load(f".{_MODULE_OF[name]}"), name)
     return value
 
 

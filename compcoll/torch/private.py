@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 GATHER_SINGLE, REDUCE_SCATTER_SINGLE = "_allgather_base", "_reduce_scatter_base"
 """Names of the methods by which a backend gathers to, and reduces and scatters from, a single tensor."""
@@ -46,7 +45,10 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    module = import_module(_LATER[name])
+    if not hasattr(module, name):
+        raise ImportError(f"{module.__name__} has no {name}", name=module.__name__)
+    return getattr(module, name)
 
 
 # Process groups and backends
@@ -72,17 +74,17 @@ def set_default_backend(group: dist.ProcessGroup, kind: Any) -> None:
     group._set_default_backend(kind)
 
 
-def number_collectives(backend: Any) -> None:
-    """Let a backend number its collectives, as `new_group` does."""
-    backend._set_sequence_number_for_group()
-
-
 def set_names(group: dist.ProcessGroup, name: str | None, description: str | None) -> None:
     """Set the name and the description of a group that `new_group` did not make."""
     if name is not None:
         group._set_group_name(name)
     if description is not None:
         group._set_group_desc(description)
+
+
+def group_count() -> int:
+    """Return the number of groups that this rank is in; `new_group` with local synchronization puts it into names."""
+    return len(dist.distributed_c10d._world.pg_names)
 
 
 def group_named(name: str) -> dist.ProcessGroup:
@@ -188,6 +190,8 @@ def compiles_backward() -> bool:
 
 def exclude_from_tracing(function: Any, reason: str | None) -> None:
     """Exclude a function and its callees from torch.compile; torch._dynamo.disable would cost 10 µs a call."""
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = reason

@@ -208,7 +208,7 @@ def test_no_ranges_without_a_profiler(profiler: list[str]) -> None:
 
 def test_the_flag_of_pytorch() -> None:
     """That it is there, and what a profile of PyTorch's shows."""
-    torch = pytest.importorskip("torch", "2.13")
+    torch = pytest.importorskip("torch", "2.12")
     comms = World(2)
     with torch.profiler.profile() as profile:
         assert observation.watch._is_profiler_enabled

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-pytest.importorskip("torch", "2.13")
+pytest.importorskip("torch", "2.12")
 
 from hypothesis import given
 from hypothesis import strategies as st

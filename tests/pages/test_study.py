@@ -136,7 +136,7 @@ def test_muons_trainings_are_adamws() -> None:
 @pytest.mark.only_on("openmpi")
 @pytest.mark.timeout(600)
 def test_tiny_study(mpi: MPI, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", "2.13")
+    pytest.importorskip("torch", "2.12")
     pytest.importorskip("sklearn")
     monkeypatch.setattr(sys, "executable", str(mpi.prefix / "bin" / "python"))
     monkeypatch.setattr(run, "BUILD", record.path.parent)

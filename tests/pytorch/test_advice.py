@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-pytest.importorskip("torch", "2.13")
+pytest.importorskip("torch", "2.12")
 
 import torch
 import torch.distributed as dist

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", "2.13")
+pytest.importorskip("torch", "2.12")
 pytest.importorskip("sklearn")
 
 import torch

@@ -22,7 +22,7 @@ from without_mpi4py import make_python
 
 from compcoll.gpu.device_transport import DeviceTransport
 
-pytest.importorskip("torch", "2.13")
+pytest.importorskip("torch", "2.12")
 
 HERE = Path(__file__).resolve().parent / "groups"
 TESTS = HERE.parents[1]

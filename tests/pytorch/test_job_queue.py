@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 
-pytest.importorskip("torch", "2.13")
+pytest.importorskip("torch", "2.12")
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", "2.13")
+pytest.importorskip("torch", "2.12")
 
 import torch
 from hypothesis import given

@@ -77,8 +77,8 @@ NAMES = {*used(TREE), *strings(TREE)}
 def test_only_one_file_uses_private_names_of_pytorch(path: Path) -> None:
     tree = ast.parse(path.read_text())
     found = set(used(tree))
-    assert not found - defined(), "names that are not compcoll's"
-    assert not (found | set(strings(tree))) & NAMES, "names of private.py"
+    assert not found - defined(), "names that are not compcoll's: put their use into private.py"
+    assert not (found | set(strings(tree))) & NAMES, "names that private.py has functions for"
 
 
 @pytest.fixture(scope="module")

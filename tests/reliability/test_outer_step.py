@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", "2.13")
+pytest.importorskip("torch", "2.12")
 
 PROGRAM = Path(__file__).resolve().parent / "outer_step.py"
 sys.path.insert(0, str(PROGRAM.parent))

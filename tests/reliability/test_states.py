@@ -114,7 +114,7 @@ def loaded_step(folder: Path) -> int:
 
 def test_a_checkpoint_is_there_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before each call that changes the disk, one after the other: the one before is there, or the new one."""
-    pytest.importorskip("torch", "2.13")
+    pytest.importorskip("torch", "2.12")
     save(tmp_path, 1)
     changes = [(os, "fsync"), (Path, "rename"), (Path, "mkdir"), (Path, "open")]
     moment, found = 0, []
@@ -144,7 +144,7 @@ def test_a_checkpoint_is_there_completely_or_not_at_all(tmp_path: Path, monkeypa
 
 
 def test_cut_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", "2.13")
+    torch = pytest.importorskip("torch", "2.12")
     from training import checkpoint
 
     from osu_like_bench import UsageError
@@ -177,7 +177,7 @@ def test_cut_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 def test_states_of_compressions_that_are_foreign_are_refused() -> None:
-    torch = pytest.importorskip("torch", "2.13")
+    torch = pytest.importorskip("torch", "2.12")
     from compcoll.errors import InvalidArgument
     from compcoll.torch.states import residuals_of
 

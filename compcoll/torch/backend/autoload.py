@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from ..loading import load
 from . import NAME
 
 
@@ -46,16 +47,11 @@ def _register() -> None:
 
 
 def _by_mpi(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
-    from .rendezvous import rendezvous
-
-    return rendezvous(**{name: value for name, value in options.items() if name == "timeout"})
+    return load(".backend.rendezvous").rendezvous(
+        **{name: value for name, value in options.items() if name == "timeout"}
+    )
 
 
 def _create(given: Any, options: Any) -> Any:
-    from ..groups.membership import mpi_knows
-
-    if mpi_knows(given.group_size):
-        from .rendezvous import create
-    else:
-        from .wrapping import create
-    return create(given, options)
+    by_mpi = load(".groups.membership").mpi_knows(given.group_size)
+    return load(".backend.rendezvous" if by_mpi else ".backend.wrapping").create(given, options)

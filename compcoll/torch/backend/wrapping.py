@@ -85,8 +85,6 @@ class WrappingGroup(SplittingGroup):
             given = private.nccl_options(timeout)
             self._backends.append(dist.ProcessGroupNCCL(dist.PrefixStore("cuda/", store), rank, size, given))
             private.register_backend(self, "cuda", kinds.NCCL, self._backends[1])
-        for backend in self._backends:
-            private.number_collectives(backend)
         private.set_default_backend(self, kinds.GLOO)
 
     @property

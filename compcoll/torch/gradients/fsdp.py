@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from ...codecs.base import Codec
 from ...communicator import Communicator
 from ...deprecated import renamed_attribute
-from ...errors import HookTaken
+from ...errors import HookTaken, InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...transports.serialization import packed, unpacked
@@ -493,8 +493,6 @@ class ShardCompression:
         Whether a parameter and its gradient stay exact with any codec, by name.
     error : BaseException or None
         The exception that the last collective raised; None if it succeeded.
-    meshes : list of Mesh
-        The meshes of the model's modules: several if, for example, experts are sharded over fewer ranks than the rest.
 
     Examples
     --------
@@ -522,6 +520,8 @@ class ShardCompression:
         sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
         module_of = {group: module for module in sharded for group in private.parameter_groups(module)}
         groups = list(module_of)
+        if not groups:
+            raise InvalidArgument("no module with parameters was sharded: apply fully_shard to such modules first")
         if any(isinstance(private.reduce_scatter_of(group), ScatteredGradients) for group in groups):
             raise HookTaken("this model's shards are compressed already")
         ranks_of = [private.reduction_groups(group) for group in groups]

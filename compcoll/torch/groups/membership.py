@@ -23,6 +23,7 @@ from ...codecs.base import Codec
 from ...codecs.registry import as_codec
 from ...communicator import Communicator
 from ...errors import (
+    CollectiveMismatch,
     InvalidArgument,
     InvalidBuffer,
     MPIMissing,
@@ -113,12 +114,33 @@ def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
     known = _of_meshes.setdefault(dist.group.WORLD, {})
     if (name := f"{mesh.device_type} {mesh.mesh.tolist()}") not in known:
         ranks = sorted(mesh.mesh.flatten().tolist())
+        if local := len(ranks) < dist.get_world_size():
+            _check_same_name(mesh)
         limit = timedelta(seconds=timeout_of(mesh.get_group(0), torch.device(mesh.device_type)))
-        # With local synchronization, the group's name depends on how many groups a rank has made. Avoid it if possible.
-        local = len(ranks) < dist.get_world_size()
         group = known[name] = dist.new_group(ranks, timeout=limit, use_local_synchronization=local)
         _rows[group] = place[0]
     return known[name]
+
+
+def _check_same_name(mesh: DeviceMesh) -> None:
+    """Check that `new_group` gives the group of a mesh one name on all its ranks. Otherwise it waits until a time-out.
+
+    Raises
+    ------
+    CollectiveMismatch
+        On every rank of the mesh, if not.
+    """
+    known = [private.group_count()]
+    for dimension in range(mesh.ndim):
+        group = mesh.get_group(dimension)
+        parts = gathered(packed(known), group, torch.device(mesh.device_type))
+        known = [count for part in parts for count in unpacked(part)]
+    if len(set(known)) > 1:
+        raise CollectiveMismatch(
+            f"the ranks of {mesh!r} are in {min(known)} to {max(known)} process groups: without the other ranks of the "
+            "job, PyTorch makes a group only if this number is the same on all its ranks. Use the mesh before any rank "
+            "makes groups of its own, or make the same number of groups on each rank"
+        )
 
 
 def communicator_of(

@@ -205,6 +205,11 @@ def check_modules_on_several_meshes() -> None:
         training.compression.free()
 
 
+def check_a_model_without_parameters_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="no module with parameters was sharded"):
+        compcoll.torch.compress(fully_shard(nn.Sequential(nn.Tanh()), mesh=grid()[1]))
+
+
 def check_states_of_several_meshes() -> None:
     """A state goes on with the same bits; on other meshes, sums of residuals stay, or the state is refused."""
     rank = dist.get_rank()

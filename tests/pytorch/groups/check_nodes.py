@@ -15,12 +15,12 @@ from check_collectives import CPU, bytes_of, standing
 from check_training import backward, gradients_of, model_of
 from fakes.loopback import normals
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import compcoll.torch
 from compcoll import QSGD, get_codec
-from compcoll.errors import InvalidArgument
+from compcoll.errors import CollectiveMismatch, InvalidArgument
 from compcoll.plan.cost import DEFAULTS, Link
 from compcoll.plan.profile import Place, Stored, save
 from compcoll.torch.gradients.fsdp import ShardCompression
@@ -111,6 +111,24 @@ def check_meshes_are_groups() -> None:
     cube = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("a", "b", "c"))
     with pytest.raises(InvalidArgument, match="3 dimensions"):
         compcoll.torch.all_reduce(tensor, group=cube, codec="zfp")
+
+
+def check_a_mesh_of_some_ranks() -> None:
+    """Only its ranks make its group, whose name PyTorch makes from how many groups a rank is in."""
+    rank, _ = standing()
+    mesh = DeviceMesh("cpu", torch.tensor([[0, 1]]), mesh_dim_names=("nodes", "ranks"))
+    alone = dist.new_group([0], use_local_synchronization=True) if rank == 0 else None
+    tensor = torch.full((3000,), float(rank))
+    if rank > 1:
+        with pytest.raises(InvalidArgument, match="not in that mesh"):
+            check_group(mesh)
+        return
+    with pytest.raises(CollectiveMismatch, match=r"in \d+ to \d+ process groups"):
+        check_group(mesh)
+    if alone is not None:
+        dist.destroy_process_group(alone)
+    compcoll.torch.all_reduce(tensor, group=mesh, codec="zfp", rate=8, algorithm="direct")
+    assert torch.equal(tensor, torch.full((3000,), 1.0))
 
 
 def hybrid(**options: Any) -> tuple[nn.Module, ShardCompression]:
