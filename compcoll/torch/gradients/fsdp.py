@@ -280,13 +280,11 @@ class Reduction:
                 return
             if owner.feeds_back:
                 self._rescale(unit)
-            if skippable:
-                owner.residuals.remember([c.name for c in columns.compressed], [self.kind])
             if exact := columns.of(None):
                 kept = gather_columns(rows, exact)
                 clear_columns(rows, exact)
             for codec in codecs:
-                self._add_coded(codec, columns, rows, reduction.name, result, whole=len(codecs) == 1)
+                self._add_coded(codec, columns, rows, reduction.name, result, skippable=skippable)
             if exact:
                 got = result.new_empty(kept.shape[-1])
                 self._add(kept, reduction.name, array_of(got), None)
@@ -303,15 +301,19 @@ class Reduction:
                     array *= unit / self.unit
             self.unit = unit
 
-    def _add_coded(self, codec: Codec, columns: Columns, rows: Array, op: str, result: Tensor, *, whole: bool) -> None:
+    def _add_coded(
+        self, codec: Codec, columns: Columns, rows: Array, op: str, result: Tensor, *, skippable: bool
+    ) -> None:
         """Reduce a codec's columns: a copy of them, or the whole rows if no other codec has any."""
         own, out = columns.of(codec), array_of(result)
-        if whole:
+        if whole := len(own) == len(columns.compressed):
             places = [Part(c.name, c.begin, c.end) for c in own]
         else:
             rows, result = gather_columns(rows, own), result.new_empty(sum(c.end - c.begin for c in own))
             places = list(side_by_side([c.name for c in own], {c.name: c.end - c.begin for c in own}).values())
         feedback = self._feedback_of(codec, rows, places) if self.owner.feeds_back else None
+        if skippable:
+            self.owner.residuals.remember([c.name for c in own], [self.kind])
         if feedback is not None and self._scatters:
             self._give_own(rows, residual_of(feedback.residual).reshape(rows.shape), op)
         self._add(rows.reshape(-1), op, array_of(result), codec, feedback)
