@@ -130,7 +130,7 @@ def tune(
             sizes = (*(nbytes for nbytes in SIZES if nbytes <= _TWICE), *SIZES)
         timings = timings_of(series, profile, world, watch, sizes, part, show)
         if quick:
-            timings = *(believed(each, timings, profile) for each in timings), *not_timed(timings, world)
+            timings = tuple(believed(each, timings, profile) for each in timings)
         profile = replace(profile, call=call_of(profile, timings, world), timings=timings)
     show("")
     made = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -370,18 +370,6 @@ def believed(timing: Timing, timings: Iterable[Timing], profile: Profile) -> Tim
         for nbytes, seconds in timing.points
     )
     return replace(timing, points=tuple(points))
-
-
-def not_timed(timings: Sequence[Timing], world: World) -> list[Timing]:
-    """Return the library's own times for uncompressed allreduces that were not timed: a formula alone is no reason.
-
-    Ranks that share a node have shared memory, so there is a reason.
-    """
-    own = next((each for each in timings if each.algorithm == NATIVE), None)
-    if own is None or world.per_node > 1:
-        return []
-    timed = {each.algorithm for each in timings if each.codec == RAW}
-    return [replace(own, algorithm=name) for name in ALLREDUCE if name not in timed]
 
 
 def timings_of(

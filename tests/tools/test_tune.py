@@ -13,8 +13,7 @@ import pytest
 
 from compcoll import ZFP
 from compcoll.layout import World
-from compcoll.plan.choose import ALLREDUCE
-from compcoll.plan.cost import DEFAULTS, Link, Timing, predict, raw
+from compcoll.plan.cost import DEFAULTS, Link, Timing
 from compcoll.tools import tune
 from compcoll.tools.tune import Stopwatch
 
@@ -143,18 +142,3 @@ def test_a_codec_gains_nothing_where_the_wire_takes_little(nbytes: int, per_byte
     seen = [tune.believed(each, every, profile).points[0][1] for each in every]
     assert seen == [600e-6, 300e-6, counts, 700e-6]
     assert tune.believed(coded, (coded,), profile) == coded
-
-
-@pytest.mark.parametrize("slower", [0.2, 3.0])
-def test_what_was_not_timed_is_as_fast_as_the_librarys_own(slower: float) -> None:
-    """Four nodes, whose library takes a part or a multiple of what the ring's formula says."""
-    four = World(4, 1)
-    seconds = {nbytes: predict(DEFAULTS, "allreduce", "ring", nbytes, four, raw()) for nbytes in SIZES}
-    own = Timing("native", "none", 32.0, four, tuple((n, slower * s) for n, s in seconds.items()))
-    plain = replace(own, algorithm="dissemination", points=((1 << 12, 1e-6),))
-    profile = replace(DEFAULTS, timings=(own, plain, *tune.not_timed((own, plain), four)))
-    for name in ALLREDUCE:
-        for nbytes in SIZES:
-            taken = predict(profile, "allreduce", name, nbytes, four, raw())
-            assert taken == pytest.approx(1e-6 if name == "dissemination" else slower * seconds[nbytes])
-    assert tune.not_timed((own,), World(2, 2)) == [] == tune.not_timed((plain,), four)
