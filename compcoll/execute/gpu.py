@@ -21,7 +21,7 @@ from ..codecs.base import Array, Codec, Coders
 from ..codecs.cast import uncompressed
 from ..codecs.sparse.sparsifier import SparseCoder, SparseSum, Sparsifier
 from ..dtypes import DTYPES, HALVES, numpy_dtype
-from ..errors import InvalidArgument, UnsupportedDevice
+from ..errors import CollectiveMismatch, InvalidArgument, UnsupportedDevice
 from ..feedback import ErrorFeedback
 from ..gpu.device_memory import DeviceBuffers, DeviceMemory
 from ..gpu.device_transport import DeviceTransport
@@ -271,9 +271,14 @@ class DeviceCollectives(Collectives):
             memory.shared = True
             transport = IPCTransport(links, self._transport, timeline, memory.here, pinned)
         group = Group(with_messages(self._here.shown(transport), run.stats.spans), run.group.tag)
-        result = yield from inner(
-            buffers, replace(run, group=group, allocate=memory.here.allocate, timeline=timeline, pinned=pinned)
-        )
+        try:
+            result = yield from inner(
+                buffers, replace(run, group=group, allocate=memory.here.allocate, timeline=timeline, pinned=pinned)
+            )
+        except CollectiveMismatch:  # the previous values of a codec differ: all messages have come
+            self._in_use.remove(memory)
+            self._free.append(memory)
+            raise
         if isinstance(transport, IPCTransport):
             yield from transport.finish(run.group.tag)
         order.ending, memory.guards = timeline.end(buffers.x, buffers.out, buffers.residual)

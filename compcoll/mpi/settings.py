@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..codecs.base import Codec
+from ..codecs.registry import without_reference
 from ..communicator import Communicator
 from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDType
 from ..plan import choose
@@ -106,6 +107,8 @@ class Settings:
         like = np.empty(x.size, x.dtype)  # on the host on all ranks, since some may have x on a GPU, and others not
         explain = partial(communicator.explain, like, collective=collective, root=root)
         plan = explain(codec=self.codec, **self.options)
+        if plan.call.codec is not None:  # the receive buffers of programs hold anything
+            without_reference(plan.call.codec, collective)
         found = choose.options(plan.call, plan.setting)
         coded = [option for option in found if option.codec is not None]
         option = next((each for each in coded if (each.codec, each.algorithm) == (plan.codec, plan.algorithm)), None)

@@ -82,9 +82,10 @@ def interfaces() -> list[Interface]:
             addresses = _global_ipv6(name)
             with suppress(OSError):  # it has no IPv4 address
                 addresses.insert(0, socket.inet_ntoa(fcntl.ioctl(asked, _ADDRESS, request)[20:24]))
-            (flags,) = struct.unpack_from("H", fcntl.ioctl(asked, _FLAGS, request), 16)
-            if addresses:
-                found.append(Interface(name, tuple(addresses), bool(flags & _LOOPBACK), flags & _READY == _READY))
+            with suppress(OSError):  # it has just been removed
+                (flags,) = struct.unpack_from("H", fcntl.ioctl(asked, _FLAGS, request), 16)
+                if addresses:
+                    found.append(Interface(name, tuple(addresses), bool(flags & _LOOPBACK), flags & _READY == _READY))
     return found
 
 

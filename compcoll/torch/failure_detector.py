@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from ..errors import CollectiveFailed, CompcollError, PeerFailed, PeerTimeout
@@ -36,6 +38,11 @@ _SECONDS_OF_THE_STORE = 0.4
 _GAVE_UP, _LOST, _WAITS = "gave up", "lost a connection", "waits"
 
 
+_NO_TAG = 2**31 - 1
+"""A tag that no message has."""
+_NO_TIME = timedelta(milliseconds=1)
+
+
 class Board:
     """The messages that the ranks of a group exchange through its store when an operation fails.
 
@@ -48,15 +55,16 @@ class Board:
 
     Attributes
     ----------
-    close : callable
-        Closes this rank's connections. Called before the other ranks are asked about a lost connection.
+    backends : WeakSet of torch.distributed.ProcessGroupGloo
+        The gloo groups of these ranks whose connections are closed if one is lost.
     waiting : dict
         Descriptions of the operations that this rank waits for at the moment, each under a unique key.
     """
 
     def __init__(self, store: dist.Store | None, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self.close: Callable[[], None] = lambda: None
+        self.backends: weakref.WeakSet[dist.ProcessGroupGloo] = weakref.WeakSet()
+        self._closed = False
         self._store = store
         self._received: dict[int, tuple[str, str]] = {}
         self._read = 0
@@ -112,7 +120,7 @@ class Board:
 
     def _error(self, error: RuntimeError, what: str, peer: int | None, seconds: float, *, asks: bool) -> CompcollError:
         said = str(error).partition("\n")[0]
-        lost = _is_lost(said)
+        lost = _is_lost(said) or (self._closed and _OWN in said)
         if not lost and not any(sign in said for sign in _LATE):
             return CollectiveFailed(f"rank {self.rank}, {what}: {said}")
         if not asks or self._store is None:
@@ -122,7 +130,7 @@ class Board:
         else:
             self._announce(_LOST if lost else _GAVE_UP, f"waits: {what}")
             if lost:
-                self.close()
+                self._close()
             found = FailureDetector(self, _SECONDS_TO_ANSWER).ask(what, round(seconds, 1))
             gave_up = any(how == _GAVE_UP for how, _ in tuple(self._received.values()))
             if not lost or not isinstance(found, PeerTimeout) or gave_up:
@@ -162,7 +170,12 @@ class Board:
 
     def abandon(self) -> None:
         """Close this rank's connections, which wakes the ranks that wait for it."""
-        self.close()
+        self._close()
+
+    def _close(self) -> None:
+        self._closed = True
+        for gloo in tuple(self.backends):
+            _disconnect(gloo)
 
     def _announce(self, how: str, text: str) -> None:
         if self._own is None and self._store is not None:
@@ -194,6 +207,15 @@ class Board:
 def _is_lost(said: str) -> bool:
     """Return whether PyTorch's message says that another rank closed a connection."""
     return any(sign in said for sign in _GONE) and _OWN not in said
+
+
+def _disconnect(gloo: dist.ProcessGroupGloo) -> None:
+    """Close the connections to all ranks. Ranks that wait for this one, now or later, lose their connection."""
+    # gloo has no call for this, but closes all connections when a wait times out.
+    for other in range(gloo.size()):
+        if other != gloo.rank():
+            with suppress(RuntimeError):
+                gloo.recv([torch.empty(1, device="cpu")], other, _NO_TAG).wait(_NO_TIME)
 
 
 _watched: weakref.WeakSet[Board] = weakref.WeakSet()

@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import compcoll
+from compcoll.codecs.registry import codec_classes
 from compcoll.dtypes import DTYPES
 from compcoll.mpi.settings import Settings
 from compcoll.mpi.totals import Totals
@@ -254,6 +255,19 @@ def check_derived_types(comm: MPI.Intracomm) -> None:
         np.testing.assert_array_equal(x if comm.rank == 0 else x[::2], values_)
         assert compressed(own, "Bcast") == 0 or comm.size == 1
         vector.Free()
+
+
+def check_codecs_that_need_previous_values(comm: MPI.Intracomm) -> None:
+    """Receive buffers hold anything, so these messages are MPI's own."""
+    for codec in (name for name, cls in codec_classes().items() if cls.needs_reference):
+        own = compcoll.Intracomm(comm, codec=codec, min_bytes=0, moved=True)
+        x = values(comm, 5000, np.float32)
+        expected = np.stack(comm.allgather(x))
+        got = np.full((comm.size, 5000), comm.rank, np.float32)
+        own.Allgather(x, got)
+        np.testing.assert_array_equal(got, expected)
+        own.Bcast(x, root=comm.size - 1)
+        np.testing.assert_array_equal(x, expected[-1])
 
 
 def check_ranks_that_describe_a_message_differently(comm: MPI.Intracomm) -> None:

@@ -355,16 +355,17 @@ def broadcast(
     >>> float(weights.sum())
     21.0
     """
-    group = check_tensors(group, tensor, *([] if reference is None else [reference]))
+    group = check_tensors(group, tensor)
     codec = coding(codec, codec_options)
     choose.check("bcast", algorithm)
-    if reference is not None and not codec.needs_reference:
-        raise InvalidArgument(f'reference= is for codec="delta", which sends differences, not for {codec!r}')
     root = _group_rank(group, src, group_src)
-    kept = reference if group.rank() == root and codec.needs_reference else None
+    kept = reference if group.rank() == root else None
     member = member_of(group, tensor.device)
 
     def run() -> None:
+        if kept is not None and not codec.needs_reference:  # only the source knows this, so it informs the others
+            refused = InvalidArgument(f'reference= is for codec="delta", which sends differences, not for {codec!r}')
+            member.communicator._refuse("bcast", refused)
         values = Packed([tensor], filled=True)
         result = values if kept is None else Packed([kept], filled=True)
         member.communicator.bcast(

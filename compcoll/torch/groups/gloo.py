@@ -21,7 +21,7 @@ def make_gloo(board: Board, store: dist.Store, limit: timedelta) -> dist.Process
     """
     try:
         with board.waits("the making of connections"):
-            return dist.ProcessGroupGloo(store, board.rank, board.size, limit)
+            made = dist.ProcessGroupGloo(store, board.rank, board.size, limit)
     except CompcollError as error:
         failure: CompcollError = error
         if isinstance(error, PeerFailed) and not error.failed:  # no rank has died: all wait for connections
@@ -29,3 +29,5 @@ def make_gloo(board: Board, store: dist.Store, limit: timedelta) -> dist.Process
             failure = CollectiveFailed(f"rank {board.rank} of {board.size} cannot connect to the others: {said}")
         failure.args = (f"{failure}. {gloo_listens()}",)
         raise failure from error.__cause__
+    board.backends.add(made)
+    return made

@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -41,10 +40,6 @@ from ..agreement import gather_bytes, gathered
 from ..failure_detector import Board, store_of
 from .gloo import make_gloo
 from .nccl import TorchNCCL
-
-_NO_TAG = 2**31 - 1
-"""A tag that no message has."""
-_NO_TIME = timedelta(milliseconds=1)
 
 _LENGTH_NBYTES = 8  # a wire that may be shorter than its memory begins with its length, which gloo does not report
 
@@ -126,7 +121,6 @@ class GroupTransport(LibraryConnection):
         self.leaving: WeakSet[DeviceTransport] = WeakSet()
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
         self._gloo = make_gloo(self.board, self._store, self.limit)
-        self.board.close = partial(_close, self._gloo)
         find_nodes(self, host or node_name(), lambda: None)
 
     def global_ranks(self) -> Sequence[int]:
@@ -152,7 +146,7 @@ class GroupTransport(LibraryConnection):
     def _with_length(wire: Wire) -> Tensor:
         """Return a buffer for the length and the bytes of a wire. It is allocated once per wire."""
         if wire.message is None:
-            wire.message = torch.empty(_LENGTH_NBYTES + wire.buffer.nbytes, dtype=torch.uint8)
+            wire.message = torch.empty(_LENGTH_NBYTES + wire.buffer.nbytes, dtype=torch.uint8, device="cpu")
         message: Tensor = wire.message
         return message
 
@@ -240,7 +234,7 @@ class GroupTransport(LibraryConnection):
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         itemsize = x.itemsize
         own, counts = _bytes(x), [count * itemsize for count in counts]
-        padded = torch.zeros(max(counts), dtype=torch.uint8)
+        padded = torch.zeros(max(counts), dtype=torch.uint8, device="cpu")
         padded[: own.numel()] = own
         parts = [torch.empty_like(padded) for _ in counts]
 
@@ -295,15 +289,6 @@ class _Started:
             if self.end is not None:
                 self.end()
         return True
-
-
-def _close(gloo: dist.ProcessGroupGloo) -> None:
-    """Close the connections to all ranks. Ranks that wait for this one, now or later, lose their connection."""
-    # gloo has no call for this, but closes all connections when a wait times out.
-    for other in range(gloo.size()):
-        if other != gloo.rank():
-            with suppress(RuntimeError):
-                gloo.recv([torch.empty(1)], other, _NO_TAG).wait(_NO_TIME)
 
 
 def _unpack(wire: Wire) -> None:

@@ -44,7 +44,6 @@ def check_what_cannot_be_compressed_is_named() -> None:
         (InvalidArgument, "give one of them", lambda: compcoll.torch.broadcast(x)),
         (InvalidArgument, "give one of them", lambda: compcoll.torch.broadcast(x, 0, group_src=0)),
         (InvalidArgument, "src=99", lambda: compcoll.torch.broadcast(x, 99)),
-        (InvalidArgument, 'reference= is for codec="delta"', lambda: compcoll.torch.broadcast(x, 0, reference=x)),
         (InvalidArgument, "allreduce cannot use Delta", lambda: all_reduce(x, codec="delta")),
         (InvalidArgument, "sizes that receivers", lambda: compcoll.torch.all_to_all_single(x, x, codec="delta")),
         (InvalidArgument, "whose sum", lambda: compcoll.torch.all_to_all_single(x.clone(), x, [1], [1], codec="zfp")),
@@ -85,6 +84,10 @@ def check_different_calls_are_named_on_every_rank() -> None:
     y = torch.ones(64)
     with pytest.raises(InvalidBuffer if rank == 0 else CollectiveMismatch, match="as reference="):
         compcoll.torch.broadcast(y, 0, codec="delta")
+    for refused, kept in ((InvalidArgument, y), (InvalidBuffer, y.double()), (InvalidBuffer, y[:1])):
+        codec = "int8" if refused is InvalidArgument else "delta"
+        with pytest.raises(refused if rank == 0 else CollectiveMismatch):
+            compcoll.torch.broadcast(y, 0, codec=codec, reference=kept if rank == 0 else None)
     parts = torch.ones(size, 64)
     with pytest.raises(InvalidBuffer, match="memory of its own"):
         compcoll.torch.all_gather_into_tensor(parts, parts[rank], codec="delta")
