@@ -108,7 +108,7 @@ class Settings:
         explain = partial(communicator.explain, like, collective=collective, root=root)
         plan = explain(codec=self.codec, **self.options)
         if plan.call.codec is not None:  # the receive buffers of programs hold anything
-            without_reference(plan.call.codec, collective)
+            without_reference(plan.call.codec, "compcoll.Intracomm")
         found = choose.options(plan.call, plan.setting)
         coded = [option for option in found if option.codec is not None]
         option = next((each for each in coded if (each.codec, each.algorithm) == (plan.codec, plan.algorithm)), None)
