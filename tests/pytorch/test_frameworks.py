@@ -222,7 +222,8 @@ def started(python: str | Path, *words: str | Path) -> subprocess.CompletedProce
     process = subprocess.Popen(
         [python, *words],
         # Where output is buffered, the lines of two ranks do not mix.
-        env=environ | {"OMP_NUM_THREADS": "1", "COMPCOLL_PROFILE": "defaults", "PYTHONUNBUFFERED": ""},
+        env=environ
+        | {"OMP_NUM_THREADS": "1", "COMPCOLL_PROFILE": "defaults", "PYTHONUNBUFFERED": "", "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -283,11 +284,12 @@ def test_lightning_under_mpirun(mpi: MPI, mpirun: Callable[..., Completed], tmp_
     assert_trained(done.returncode, "\n".join(rank.stdout for rank in done.ranks))
 
 
-def test_accelerate_launch_starts_one_process_on_cpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("launcher", "cpu"), [([*LAUNCH, "--cpu"], True), (RUN, False)])
+def test_one_process_of_accelerate(launcher: list[str], cpu: bool, tmp_path: Path) -> None:
     need("accelerate")
     program = tmp_path / "train.py"
-    program.write_text(script("accelerate"))
-    done = started(sys.executable, *LAUNCH, "--cpu", program, tmp_path)
-    (said,) = re.findall(r"InvalidArgument: (.*)", done.stdout)
+    program.write_text(script("accelerate").replace("cpu=True", f"cpu={cpu}"))
+    done = started(sys.executable, *launcher, program, tmp_path)
+    said = re.findall(r"InvalidArgument: (.*)", done.stdout)[0]
     assert "Accelerate runs one process only" in said and "torchrun --nproc-per-node 2" in said
-    assert f"accelerate {' '.join(['launch', '--multi_gpu', '--num_processes 2'])}" in said  # as above
+    assert "accelerate launch --multi_gpu --num_processes 2" in said and "Accelerator(cpu=True)" in said

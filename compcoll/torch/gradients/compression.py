@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +23,7 @@ from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...sparse import DGCFeedback, Sparsifier, TopK
 from .. import private
-from ..groups.membership import no_group
+from ..groups.membership import accelerate_runs_one_process
 from ..hooks import check_hooks_run
 from ..policy import KINDS, SMALLEST, Codecs, as_codecs, each_codec, exact_parameters
 from .bucket import Feedback
@@ -219,8 +218,8 @@ def compress(
 
 
 def _unwrapped(model: nn.Module, advice: str) -> InvalidArgument:
-    """Return the error for a model that is not wrapped; without a process group it cannot be."""
-    return InvalidArgument(f"model is a {type(model).__name__}: {advice if dist.is_initialized() else no_group()}")
+    """Return the error for a model that is not wrapped, which Accelerate does if it runs several processes."""
+    return InvalidArgument(f"model is a {type(model).__name__}: {accelerate_runs_one_process() or advice}")
 
 
 def advise(codec: Codecs, optimizer: torch.optim.Optimizer | None) -> None:

@@ -79,7 +79,10 @@ def check_group(group: Group) -> dist.ProcessGroup:
         If there is no group yet, or this process is not in it.
     """
     if not dist.is_initialized():
-        raise InvalidArgument(no_group())
+        raise InvalidArgument(
+            accelerate_runs_one_process()
+            or "there is no process group yet: call torch.distributed.init_process_group() first"
+        )
     if group is None:
         group = dist.group.WORLD
     if isinstance(group, DeviceMesh):
@@ -89,17 +92,16 @@ def check_group(group: Group) -> dist.ProcessGroup:
     return group
 
 
-def no_group() -> str:
-    """Return the text of the error that there is no process group."""
+def accelerate_runs_one_process() -> str:
+    """Return the text of an error if Accelerate runs this process alone, and otherwise an empty one."""
     accelerate = sys.modules.get("accelerate.state")
-    if accelerate is not None and accelerate.is_initialized():
-        return (
-            "there is no process group, because Accelerate runs one process only: `accelerate launch --cpu` starts "
-            "one, whatever --num_processes says. Start two by `torchrun --nproc-per-node 2 train.py` or `accelerate "
-            "launch --multi_gpu --num_processes 2 train.py`, even without GPUs; without GPUs, both need "
-            "Accelerator(cpu=True), or use_cpu=True of TrainingArguments"
-        )
-    return "there is no process group yet: call torch.distributed.init_process_group() first"
+    if accelerate is None or not accelerate.is_initialized() or accelerate.PartialState().num_processes > 1:
+        return ""
+    return (
+        "Accelerate runs one process only: `accelerate launch --cpu` starts one, whatever --num_processes says. Start "
+        "two by `torchrun --nproc-per-node 2 train.py` or `accelerate launch --multi_gpu --num_processes 2 train.py`, "
+        "even without GPUs; without GPUs, both need Accelerator(cpu=True), or use_cpu=True of TrainingArguments"
+    )
 
 
 def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
