@@ -269,6 +269,13 @@ def test_what_was_measured_may_be_chosen() -> None:
     assert kept and all(not option.refused for option in kept)
 
 
+def test_gloos_own_is_not_slowed_by_a_time_out() -> None:
+    """MPI's own must not block if there is a time-out, and is then slow between nodes. gloo's own has threads."""
+    of_mpi, of_gloo = (make_plan(call(), where(blocks=blocks)) for blocks in (False, True))
+    assert of_mpi.algorithm == of_gloo.algorithm == "native"
+    assert of_mpi.unblocked is not None and of_gloo.unblocked is None
+
+
 def test_votes_are_gathered_or_counted() -> None:
     """A bit of each other rank comes in; fields of votes are 4 bits, of up to 7 ranks, and move twice."""
     asked, setting = call(codec=Sign()), where(4)
