@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from . import config
 from .codecs.base import Codec
 from .deprecated import renamed_attribute, warn
-from .errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument
+from .errors import CommunicatorBroken, CompcollError, InvalidArgument, ReferenceMismatch
 from .execute import observation
 from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, driven, named_codec, store_account
 from .execute.engine import Engine, Request, under_way
@@ -717,7 +717,7 @@ class Communicator(Methods):
 
         Any error except a mismatch of the ranks' calls breaks the communicator.
         """
-        if error is None or error is self._handshake.mismatch or isinstance(error, CollectiveMismatch):
+        if error is None or error is self._handshake.mismatch or isinstance(error, ReferenceMismatch):
             return error
         return self._break(error, *parts)
 

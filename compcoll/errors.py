@@ -10,6 +10,7 @@
     ├── UnsupportedDType (TypeError)        an element type that the codec or operation cannot take
     ├── UnsupportedDevice (RuntimeError)    memory of a device that compcoll cannot reach
     ├── CollectiveMismatch (RuntimeError)   the ranks' calls do not match, or a rank rejected its arguments
+    │   └── ReferenceMismatch               the ranks' previous results, of which differences are sent, do not match
     ├── PeerTimeout (TimeoutError)          a rank did not send its message in time
     ├── PeerFailed (RuntimeError)           a rank has died
     ├── CommunicatorBroken (RuntimeError)   used after a collective failed, or after free()
@@ -86,6 +87,13 @@ class UnsupportedDevice(CompcollError, RuntimeError):
 
 class CollectiveMismatch(CompcollError, RuntimeError):
     """The ranks' calls do not match, or some rank rejected its arguments."""
+
+
+class ReferenceMismatch(CollectiveMismatch):
+    """The ranks' previous results differ, but the codec sends how the new one differs from them. No buffer has changed.
+
+    Make the call once without a codec, which sends all values.
+    """
 
 
 class PeerTimeout(CompcollError, TimeoutError):

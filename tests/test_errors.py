@@ -35,7 +35,7 @@ READ_ONLY = X.copy()
 READ_ONLY.flags.writeable = False
 
 REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
-    ({"codec": "zpf"}, UnknownCodec, r"codec 'zpf' \(did you mean 'zfp'\?\): there are cast, fp8, .*intsum, .*zfp"),
+    ({"codec": "zpf"}, UnknownCodec, r"codec 'zpf' \(did you mean 'zfp'\?\): there are cast, .*fp8, .*intsum, .*zfp"),
     ({"codec": "gzip9"}, UnknownCodec, r"unknown codec 'gzip9': there are cast"),
     ({"codec": "zfp", "rte": 8}, InvalidArgument, r"no option 'rte' \(did you mean 'rate'\?\): it takes lossless"),
     ({"codec": "zfp", "rate": 2}, InvalidArgument, r"zfp: rate=2 must be above 2 and at most 64"),

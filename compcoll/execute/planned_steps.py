@@ -25,7 +25,7 @@ from ..plan import choose
 from ..plan.choose import COPY
 from ..plan.cost import Profile
 from ..plan.plan import Plan, coders_of, make_plan, with_checksum
-from ..plan.signature import mismatch
+from ..plan.signature import reference_mismatch
 from ..stats import UNKNOWN
 from ..transports.base import Group, LibraryConnection
 from ..transports.shared import Shared
@@ -34,9 +34,6 @@ from .compiled_plan import Buffers, Run
 _COUNT = struct.Struct("<q")
 _CHECKSUM = struct.Struct(">I")
 _LARGEST = np.dtype(np.float64)
-_SEND_ALL = (
-    "The previous values of out differ. Make the call once without a codec, which sends all values to all ranks."
-)
 
 PlanSteps = Callable[[Plan, Buffers, Run], Steps]
 
@@ -147,8 +144,7 @@ class PlannedSteps:
         own = _CHECKSUM.pack(self._device.crc32c(buffers.out))
         checksums: list[bytes] = yield from gather(run.group, own)
         if len(set(checksums)) > 1:
-            calls = [f"{plan.signature}, previous values with checksum {each.hex()}" for each in checksums]
-            raise mismatch(calls, self._ranks.rank, _SEND_ALL)
+            raise reference_mismatch(plan.signature, checksums, self._ranks.rank)
         yield from steps(plan, buffers, run)
 
     def _with_codec(self, plan: Plan, codec: Codec) -> Plan:

@@ -9,7 +9,7 @@ from copy import copy
 from hashlib import blake2b
 from types import FrameType
 
-from ..errors import CollectiveFailed, CollectiveMismatch, CompcollError
+from ..errors import CollectiveFailed, CollectiveMismatch, CompcollError, ReferenceMismatch
 
 NBYTES = 8
 """Bytes of a fingerprint, in big-endian order."""
@@ -84,18 +84,27 @@ def unmade(collective: str, error: Exception) -> str:
     return f"{collective} {how}: {type(error).__name__}: {error}"
 
 
-def mismatch(calls: list[str], own: int, remedy: str = "") -> CompcollError:
-    """Return the error for ranks that do not make the same call: a line for each distinct call, this rank's marked.
+def mismatch(calls: list[str], own: int) -> CompcollError:
+    """Return the error for ranks that do not make the same call: a line for each distinct call, this rank's marked."""
+    lines = _table(calls, own)
+    if any(map(_FAILED.match, calls)):
+        return CollectiveFailed("\n".join(["not every rank could make its call:", *lines]))
+    return CollectiveMismatch("\n".join(["the ranks' calls do not belong together:", *lines]))
 
-    ``remedy`` is a last line that says what to do.
-    """
+
+def reference_mismatch(call: Signature, checksums: list[bytes], own: int) -> ReferenceMismatch:
+    """Return the error for ranks whose previous results have these checksums, this rank's marked."""
+    lines = _table([f"{call}, previous values with checksum {each.hex()}" for each in checksums], own)
+    remedy = "Make the call once without a codec, which sends all values to all ranks."
+    return ReferenceMismatch("\n".join(["the previous values in out differ between the ranks:", *lines, remedy]))
+
+
+def _table(calls: list[str], own: int) -> list[str]:
+    """Return a line for each distinct call, with the ranks that made it."""
     callers: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
         callers.setdefault(call, []).append(rank)
-    lines = [
+    return [
         f"  rank {', '.join(map(str, ranks))}{' (this one)' if own in ranks else ''}: {call}"
         for call, ranks in callers.items()
     ]
-    if any(map(_FAILED.match, calls)):
-        return CollectiveFailed("\n".join(["not every rank could make its call:", *lines]))
-    return CollectiveMismatch("\n".join(["the ranks' calls do not belong together:", *lines, *filter(None, [remedy])]))

@@ -205,7 +205,7 @@ def test_previous_values_that_differ_are_refused_on_all_ranks(collective: str, a
 
     others = ", ".join(str(rank) for rank in range(3) if rank != wrong)
     for error in world.errors(starts()):
-        assert isinstance(error, errors.CollectiveMismatch)
+        assert isinstance(error, errors.ReferenceMismatch)
         lines = str(error).replace(" (this one)", "").splitlines()
         assert any(line.startswith(f"  rank {wrong}: {collective}(") for line in lines), error
         assert any(line.startswith(f"  rank {others}: {collective}(") for line in lines), error

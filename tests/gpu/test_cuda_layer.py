@@ -271,7 +271,7 @@ def test_differences_are_found_on_the_host(cupy: Any, collective: str, codec: Co
         assert comm.stats is not None and comm.stats.codec == repr(codec)
         assert comm.stats.wire_nbytes < comm.stats.raw_sent_nbytes / 2 or comm.stats.raw_sent_nbytes == 0
     outs = [fake_cupy.upload(out), fake_cupy.upload(expected)]
-    assert all(isinstance(error, errors.CollectiveMismatch) for error in world.errors(starts(outs)))
+    assert all(isinstance(error, errors.ReferenceMismatch) for error in world.errors(starts(outs)))
     assert [each.array.tobytes() for each in outs] == [out.tobytes(), expected.tobytes()]
     outs[1] = fake_cupy.upload(out)
     assert world.errors(starts(outs)) == [None] * 2

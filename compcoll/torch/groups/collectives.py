@@ -343,7 +343,9 @@ def broadcast(
     Raises
     ------
     CollectiveMismatch
-        If the calls differ between ranks, or, with ``codec="delta"``, the previous values. All tensors are unchanged.
+        If the calls differ between ranks. All tensors are unchanged.
+    ReferenceMismatch
+        If the previous values differ between ranks, with ``codec="delta"``. All tensors are unchanged.
 
     Examples
     --------

@@ -19,7 +19,7 @@ from promises import DIFFERENCES, FLAT
 
 import compcoll.torch
 from compcoll import ZFP, Communicator, ErrorFeedback
-from compcoll.errors import CollectiveMismatch, UnknownAlgorithm
+from compcoll.errors import ReferenceMismatch, UnknownAlgorithm
 from compcoll.plan.cost import RAW
 from compcoll.plan.profile import _measured as measured
 from compcoll.torch.buffers import COMPRESSIBLE
@@ -318,7 +318,7 @@ def check_differences_from_what_all_ranks_have() -> None:
         if rank == size - 1:
             output.view(bits)[0, 0] ^= 1
         before = bytes_of(output)
-        with pytest.raises(CollectiveMismatch, match=f"rank {size - 1}.*previous values"):
+        with pytest.raises(ReferenceMismatch, match=f"rank {size - 1}.*previous values"):
             compcoll.torch.all_gather_into_tensor(output, new[rank].view(dtype), **options)
         assert bytes_of(output) == before
         dist.all_gather(list(output.view(torch.uint8)), old[rank].view(torch.uint8))
