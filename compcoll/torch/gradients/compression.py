@@ -43,8 +43,11 @@ _UNDER_ADAM = {
     "minmax": "2 bits a value ended at 2.52 nats, and uncompressed gradients at 2.30",
     "zfp": "4 bits a value diverged",
 }
-_AT_MOST: dict[str, tuple[str, float]] = {"minmax": ("bits", 2), "zfp": ("rate", 4)}
-"""Codecs that fail only at low precision: the option that sets it, and the largest value that failed."""
+_COARSE: dict[str, Callable[[Any], bool]] = {
+    "minmax": lambda codec: codec.bits <= 2,
+    "zfp": lambda codec: codec.rate is not None and codec.rate <= 4,
+}
+"""Whether a codec is as coarse as what failed, for codecs that failed only at low precision."""
 _UNDER_MOMENTUM = {
     "onebit": "it ended at 3.17 nats, and uncompressed gradients at 2.45",
     "topk": "1 % of the elements ended at 2.70 nats, and uncompressed gradients at 2.45",
@@ -55,9 +58,10 @@ _UNDER_MUON = {
     "onebit": "it ended at 2.84 nats, and uncompressed gradients at 2.58",
     "topk": "1 % of the elements ended at 3.21 nats, and uncompressed gradients at 2.58",
     "variance": "it ended at 2.67 nats, and uncompressed gradients at 2.58",
-    "minmax": "2 bits a value ended at 2.90 nats, and uncompressed gradients at 2.58",
+    "minmax": "4 bits a value in blocks of 2048 ended at 2.65 nats, and uncompressed gradients at 2.58",
     "zfp": "4 bits a value diverged",
 }
+_COARSE_UNDER_MUON = _COARSE | {"minmax": lambda codec: codec.bits <= (4 if codec.block >= 2048 else 2)}
 _warned: set[tuple[str, str]] = set()
 
 
@@ -234,22 +238,21 @@ def advise(codec: Codecs, optimizer: torch.optim.Optimizer | None) -> None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgument(f"optimizer={optimizer!r}: the torch.optim.Optimizer of the model's parameters is needed")
-    kind, page = type(optimizer).__name__, "study-text"
+    kind, page, coarse = type(optimizer).__name__, "study-text", _COARSE
     if isinstance(optimizer, _ADAMS):
         measured = _UNDER_ADAM
         instead = "compcoll.torch.OneBitAdam, which compresses the momentum, or DiLoCo"
     elif isinstance(optimizer, torch.optim.Muon):
-        measured, page = _UNDER_MUON, "study-muon"
-        instead = "codec='int8', or codec='minmax' with bits=4 and block=64"
+        measured, page, coarse = _UNDER_MUON, "study-muon", _COARSE_UNDER_MUON
+        instead = "codec='int8', or codec='mx' with format='mxfp4' and rotate=True"
     elif isinstance(optimizer, torch.optim.SGD) and max(each["momentum"] for each in optimizer.param_groups) >= _MUCH:
         measured, kind = _UNDER_MOMENTUM, f"{kind} with a momentum of {_MUCH:g} or more"
         instead = "a smaller momentum" + ", or compcoll.torch.DGC" * _suits_dgc(optimizer)
     else:
         return
     for each in each_codec(codec):
-        option, most = _AT_MOST.get(each.name, ("", math.inf))
-        enough = (getattr(each, option, None) or math.inf) > most
-        if enough or each.name not in measured or (each.name, kind) in _warned:
+        fails = each.name in measured and coarse.get(each.name, lambda codec: True)(each)
+        if not fails or (each.name, kind) in _warned:
             continue
         _warned.add((each.name, kind))
         warnings.warn(
