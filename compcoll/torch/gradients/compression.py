@@ -91,7 +91,7 @@ def compress(
     ----------
     model : DistributedDataParallel, or a module that `fully_shard` was applied to
         The model, before its first backward pass. torch.compile may have wrapped it. For FSDP2 modules, the
-        reduce-scatter of gradients is compressed.
+        reduce-scatter of gradients is compressed. They may be on different meshes, as experts are.
     codec : str, Codec or mapping, optional
         As for `compcoll.allreduce`. None sends gradients uncompressed. The default loses an eighth of what ZFP at
         the same size loses of normally distributed gradients: see docs/codecs.md. A mapping gives codecs by pattern of

@@ -647,8 +647,8 @@ class ShardCompression:
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue with the residuals of an earlier run, as `GradientCompression.load_state_dict` does.
 
-        States of `GradientCompression` can be loaded, too. If the states of all ranks are given, the number of
-        replicas may have changed.
+        States of `GradientCompression` can be loaded, too. If the states of all ranks are given, the meshes may have
+        changed. But as many sets of ranks as before must average each parameter separately.
         """
         chosen_from(states, self._rank, self._size, optional=OPTIONAL)
         every = [states] if isinstance(states, Mapping) else states
