@@ -171,7 +171,6 @@ class Span(NamedTuple):
     begin: int
     end: int
     parts: Sequence[Part]
-    codec: Codec | None
     feedback: ErrorFeedback | None
 
 
@@ -190,7 +189,8 @@ class Bucket:
         Allocates the residuals.
     codecs : mapping
         The codec of each parameter, by name; None if it is exact. Parameters with different codecs are copied to a
-        buffer in which those of one codec lie side by side, and there form one span.
+        buffer in which those of one codec lie side by side, and there form one span. The codecs may change later, but
+        not which of them are equal.
     by_parameter : bool
         Whether each parameter with a sparse codec is a span of its own. Otherwise a span is all parameters of a codec
         between large exact ones. A parameter with fewer than `SMALLEST` elements joins the next one: a layer's bias
@@ -213,20 +213,20 @@ class Bucket:
         kept: Kept,
     ) -> None:
         self.names = names
-        self._kept = kept
+        self._codecs, self._kept = codecs, kept
         self.spans: list[Span] = []
         holes: list[tuple[int, int]] = []
         self._lost_in_holes: list[Array] = []
         size_of = dict(zip(names, sizes, strict=True))
         groups = _groups(names, codecs)
         parts = side_by_side(chain.from_iterable(groups), size_of)
+        self._grouped: Tensor | None = None
         self._moves: list[tuple[slice, slice]] = []
-        self._grouped = gradients
         if len(groups) > 1:
             given = side_by_side(names, size_of)
             self._moves = [(slice(*given[name][1:]), slice(*parts[name][1:])) for name in names]
-            self._grouped = torch.empty_like(gradients)
-        values, dtype = array_of(self._grouped), gradients.dtype
+            gradients = self._grouped = torch.empty_like(gradients)
+        values, dtype = array_of(gradients), gradients.dtype
         for group in groups:
             compressed: list[Part] = []
             for name in group:
@@ -238,9 +238,9 @@ class Bucket:
                     compressed.append(part)
                     complete = by_parameter and isinstance(codec, Sparsifier) and size >= SMALLEST
                 if complete:
-                    self._add_span(compressed, values, communicator, codecs, feedback)
+                    self._add_span(compressed, values, communicator, feedback)
                     compressed = []
-            self._add_span(compressed, values, communicator, codecs, feedback)
+            self._add_span(compressed, values, communicator, feedback)
         # 16-bit floats are summed in float32, whose rounding errors are below their precision.
         wide = dtype if dtype.itemsize > 2 else torch.float32
         lengths = [end - begin for begin, end in holes]
@@ -273,7 +273,7 @@ class Bucket:
             Parameters that no rank used. Their mean becomes zero, and their residuals do not change.
         """
         given = array_of(gradients)
-        values = array_of(self._grouped) if self._moves else given
+        values = given if self._grouped is None else array_of(self._grouped)
         for there, here in self._moves:
             values[here] = given[there]
         of_unused = (kept[name] for kept in self._kept.values() for name in unused if name in kept)
@@ -287,9 +287,8 @@ class Bucket:
         for span in self.spans:
             part = values[span.begin : span.end]
             count_calls_with(span.feedback, communicator)
-            requests.append(
-                reduce(part, op="mean", out=part, feedback=span.feedback, codec=span.codec, algorithm=algorithm)
-            )
+            codec = self._codecs[span.parts[0].name]
+            requests.append(reduce(part, op="mean", out=part, feedback=span.feedback, codec=codec, algorithm=algorithm))
         if len(self.spans) == 1:
             stats.add_last(communicator)
         else:
@@ -318,15 +317,13 @@ class Bucket:
         parts: list[Part],
         values: Array,
         communicator: Communicator,
-        codecs: Mapping[str, Codec | None],
         feedback: Feedback,
     ) -> None:
         if not parts:
             return
-        codec = codecs[parts[0].name]
-        make = maker_of(codec, feedback)
+        make = maker_of(self._codecs[parts[0].name], feedback)
         made = None if make is None else make()
-        span = Span(parts[0].begin, parts[-1].end, parts, codec, made)
+        span = Span(parts[0].begin, parts[-1].end, parts, made)
         self.spans.append(span)
         if made is None:
             return

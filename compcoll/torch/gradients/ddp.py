@@ -121,13 +121,13 @@ class GradientCompression:
         self._dense = [name for name, p in parameters.items() if p.requires_grad and id(p) not in of_sparse]
         self._parameters = {name: parameters[name] for name in self._dense if not self.exact[name]}
         # Parameters that have each kind of feedback array.
-        self._kept: dict[str, dict[str, nn.Parameter]] = {kind: {} for each in made for kind in each.arrays}
+        self._fed_back: dict[str, dict[str, nn.Parameter]] = {kind: {} for each in made for kind in each.arrays}
         for name, parameter in self._parameters.items():
             if (make := maker_of(self._codecs[name], feedback)) is not None:
                 for kind in make().arrays:
-                    self._kept[kind][name] = parameter
+                    self._fed_back[kind][name] = parameter
         self._streams = JobStreams()
-        self._residuals = Residuals(self._jobs[0], self._streams, self._parameters.values(), tuple(self._kept))
+        self._residuals = Residuals(self._jobs[0], self._streams, self._parameters.values(), tuple(self._fed_back))
         self._needs_moments = any(isinstance(each, VarianceFeedback) for each in made)
         self._moments: dict[str, HostArray] | None = None
         self._buckets: dict[int, Bucket] = {}
@@ -172,8 +172,9 @@ class GradientCompression:
     @codec.setter
     def codec(self, codec: str | Codec | Mapping[str, str | Codec | None]) -> None:
         self._codec = replaced(self._codec, codec)
-        self._codecs = codec_by_name(self._codec, self._model.module, self.exact)
-        self._buckets.clear()
+        self._codecs.update(codec_by_name(self._codec, self._model.module, self.exact))
+        if isinstance(self._codec, dict):  # other codecs may be equal now, which then share a collective
+            self._buckets.clear()
 
     def observe(self, moments: Mapping[str, Tensor]) -> None:
         """Set the second moments by which a variance-based codec selects elements in the next backward pass.
@@ -194,7 +195,7 @@ class GradientCompression:
         """
         if not self._needs_moments:
             raise InvalidArgument(f"{self._codec!r} does not use second moments: do not call observe()")
-        self._moments = observed(moments, self._kept["variance"])
+        self._moments = observed(moments, self._fed_back["variance"])
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor, micro_batches: int | None = None) -> Tensor:
         """Run a backward pass for variance-based codecs, in place of ``loss(model(inputs), targets).backward()``.
@@ -241,7 +242,7 @@ class GradientCompression:
             | {
                 logical_name(name): from_memory(self._streams.fetch(arrays[name]) if name in arrays else None, p)
                 / kept.unit(kind)
-                for name, p in self._kept[kind].items()
+                for name, p in self._fed_back[kind].items()
             }
             for kind, arrays in kept.arrays.items()
         }
@@ -268,20 +269,20 @@ class GradientCompression:
         InvalidArgument
             If the states belong to another number of ranks, rank, or model.
         """
-        rank, size, more = self._communicator.rank, self._communicator.size, tuple(self._kept)[1:]
+        rank, size, more = self._communicator.rank, self._communicator.size, tuple(self._fed_back)[1:]
         read = partial(residuals_of, states, rank, size, self._shapes, more, optional=OPTIONAL)
         found = {RESIDUAL: added(read(), read(BETWEEN)), **{kind: read(kind) for kind in more}}
-        check_fed_back(found[RESIDUAL], feedback=bool(self._kept))
+        check_fed_back(found[RESIDUAL], feedback=bool(self._fed_back))
         names = {logical_name(name): name for name in self._dense}
         layout = layout_of(states, names)
-        carried = {kind: found[kind] for kind in self._kept}
+        carried = {kind: found[kind] for kind in self._fed_back}
         held: Kept = {
             kind: {
                 name: to_memory(carried[kind].pop(logical_name(name)), p)
                 for name, p in parameters.items()
                 if logical_name(name) in carried[kind]
             }
-            for kind, parameters in self._kept.items()
+            for kind, parameters in self._fed_back.items()
         }
         self._residuals.restart(carried, loaded=True)  # later states include `carried`, too
         self._residuals.arrays.update(held)
@@ -337,7 +338,7 @@ class GradientCompression:
         if self._needs_moments and self._moments is None:
             raise InvalidArgument(f"{self._codec!r} needs second moments: use backward() of the compression")
         self._steps += 1
-        if self._kept:
+        if self._fed_back:
             self._residuals.begin()
 
     def _end(self) -> None:
@@ -372,9 +373,9 @@ class GradientCompression:
         if moments is not None:
             laid_out.observe(moments)
         unused = [] if used is None else self._unused(communicator, bucket.names, used)
-        may_be_skipped = bool(self._kept) and self._residuals.scale.possible
+        may_be_skipped = bool(self._fed_back) and self._residuals.scale.possible
         if may_be_skipped:
-            self._residuals.remember(bucket.names, self._kept)
+            self._residuals.remember(bucket.names, self._fed_back)
         laid_out.average(gradients, communicator, self._algorithm, self.stats, unused)
         if may_be_skipped:
             self._residuals.watch(gradients.isfinite().all())
@@ -382,14 +383,14 @@ class GradientCompression:
 
     def _average_sparse(self, gradient: Tensor, communicator: Communicator) -> Tensor:
         mean = average_sparse(gradient, communicator, self.stats)
-        if self._kept and self._residuals.scale.possible:
+        if self._fed_back and self._residuals.scale.possible:
             self._residuals.watch(mean.values().isfinite().all())
         return mean
 
     def _unused(self, communicator: Communicator, names: tuple[str, ...], used: Collection[str]) -> list[str]:
         """Find the compressed parameters that no rank used; DDP discards their means. Collective."""
         names = tuple(name for name in names if not self.exact[name])
-        if not names or not self._kept:
+        if not names or not self._fed_back:
             return []
         marks = np.array([name in used for name in names], np.uint8)
         anywhere = communicator.allreduce(marks, op="max")

@@ -24,6 +24,7 @@ from compcoll.errors import InvalidArgument
 SHAPES = {"weight": (48, 40), "dense.weight": (32, 50), "dense.bias": (32,), "expert.weight": (64, 30)}
 EVERY: dict[str, Any] = {"exclude": (), "min_numel": 64}
 """All but the bias are compressed."""
+MIXED = {"expert.*": "qsgd:bits=4", "dense.*": "minmax:bits=3", "*": "qsgd:bits=4"}
 
 GRID: list[DeviceMesh] = []
 """Meshes of the job's four ranks: two by two, and one by four. Making them again would make groups again."""
@@ -120,7 +121,7 @@ def gradients(step: int, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
 class Training:
     """A model on some meshes, its compression, and what its ranks are owed."""
 
-    def __init__(self, layout: str, codec: str = "int8", **options: Any) -> None:
+    def __init__(self, layout: str, codec: Any = "int8", **options: Any) -> None:
         self.net, self.groups = net_on(layout)
         self.shapes = {name: torch.Size(shape) for name, shape in SHAPES.items()}
         if layout == "tensors":
@@ -214,7 +215,7 @@ def check_states_of_several_meshes() -> None:
     """A state goes on with the same bits; on other meshes, sums of residuals stay, or the state is refused."""
     rank = dist.get_rank()
     for layout in ("axes", "whole", "hsdp", "hsdp experts", "tensors"):
-        first = Training(layout, "qsgd", bits=4)
+        first = Training(layout, MIXED)
         for step in range(2):
             given = gradients(step, first.shapes)
             first.account(given, first.step(given))
@@ -222,7 +223,7 @@ def check_states_of_several_meshes() -> None:
         assert [(state["rank"], state["size"]) for state in states] == [(each, 4) for each in range(4)]
         given = gradients(2, first.shapes)
         expected = first.step(given)
-        again = Training(layout, "qsgd", bits=4)
+        again = Training(layout, MIXED)
         for taken in (states, states[rank]):
             again.compression.load_state_dict(taken)
             got = again.step(given)
@@ -230,7 +231,7 @@ def check_states_of_several_meshes() -> None:
         with pytest.raises(InvalidArgument, match=f"state of rank {(rank + 1) % 4} of 4"):
             again.compression.load_state_dict(states[(rank + 1) % 4])
         for other in {"whole": ("hsdp", "parameters"), "hsdp": ("whole",), "hsdp experts": ("one",)}.get(layout, ()):
-            moved = Training(other, "qsgd", bits=4)
+            moved = Training(other, MIXED)
             moved.compression.load_state_dict(states)
             moved.due = {name: due.copy() for name, due in first.due.items()}
             moved.check_conserved((layout, other, "loaded"))
@@ -240,7 +241,7 @@ def check_states_of_several_meshes() -> None:
                 moved.check_conserved((layout, other, step))
             moved.compression.free()
         if layout == "whole":
-            flat = Training("one", "qsgd", bits=4)
+            flat = Training("one", MIXED)
             plain = compcoll.torch.compress(DistributedDataParallel(Net()), **EVERY)
             for compression in (flat.compression, plain):
                 with pytest.raises(InvalidArgument, match=r"2 sets of ranks .*'expert.weight' separately, but here 1"):
