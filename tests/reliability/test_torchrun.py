@@ -112,6 +112,7 @@ def test_survivors_of_diloco_go_on_without_a_restart(tmp_path: Path) -> None:
     assert status == [0, 0, -9], output
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert found[0]["ranks"] == found[1]["ranks"] == [0, 1]
+    assert max(each["seconds"] for each in found) < 20  # their time-out is half an hour
     assert torch.equal(found[0]["weights"], found[1]["weights"])
     np.testing.assert_allclose(found[0]["weights"], local_steps(), rtol=1e-5, atol=1e-5)
 
