@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -82,8 +83,16 @@ def replaced(before: Codecs, codec: str | Codec | Mapping[str, str | Codec | Non
     after = as_codecs(codec, {})
     old, new = ([(pattern, type(each)) for pattern, each in by_pattern(c).items()] for c in (before, after))
     if old != new:
-        raise InvalidArgument(f"codec={codec!r}: only codecs of the same types can replace {before!r}")
+        raise InvalidArgument(
+            f"codec={codec!r}: only codecs of the same types, by the same patterns in the same order, can replace "
+            f"{before!r}"
+        )
     return after
+
+
+def shown(codec: Codecs) -> Codec | Mapping[str, Codec | None] | None:
+    """Return codecs for callers, who cannot change a mapping in place: to replace it, they assign another."""
+    return MappingProxyType(codec) if isinstance(codec, dict) else codec
 
 
 def each_codec(codec: Codecs) -> list[Codec]:
@@ -171,7 +180,7 @@ def try_codec(
 
 def log_choice(
     communicator: Communicator,
-    codec: Codecs,
+    given: Sequence[Codec],
     codecs: Mapping[str, Codec | None],
     algorithm: str,
     parameters: Mapping[str, Tensor],
@@ -185,8 +194,8 @@ def log_choice(
     ----------
     communicator, algorithm, scatter
         As of `try_codec`.
-    codec : Codecs
-        The codecs that were given.
+    given : sequence of Codec
+        The codecs to log.
     codecs : mapping
         The codec of each parameter, by name.
     parameters : mapping
@@ -196,7 +205,6 @@ def log_choice(
     """
     if communicator.rank != 0:
         return
-    given = each_codec(codec)
     if not given:
         _log.info("compress: no codec was given, so gradients are sent uncompressed")
     for each in given:

@@ -32,6 +32,7 @@ from ..policy import (
     has_sparse_gradient,
     log_choice,
     replaced,
+    shown,
     try_codec,
 )
 from ..states import (
@@ -135,7 +136,7 @@ class GradientCompression:
         self._hook = BucketHook(
             *(model, f"compcoll {codec!r}", self._begin, self._start, self._end), start_sparse=self._start_sparse
         )
-        log_choice(self._communicator, codec, self._codecs, algorithm, parameters, model.bucket_bytes_cap)
+        log_choice(self._communicator, each_codec(codec), self._codecs, algorithm, parameters, model.bucket_bytes_cap)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -160,14 +161,14 @@ class GradientCompression:
         return self._communicators[0]
 
     @property
-    def codec(self) -> Codecs:
+    def codec(self) -> Codec | Mapping[str, Codec | None] | None:
         """The codec, or the mapping of codecs.
 
         Between two steps, all ranks may replace the codec by one of the same type with other options, and a mapping by
         one with the same patterns and types. For a warm-up:
         ``compression.codec = TopK(density=warmup_density(epoch))``.
         """
-        return self._codec
+        return shown(self._codec)
 
     @codec.setter
     def codec(self, codec: str | Codec | Mapping[str, str | Codec | None]) -> None:
@@ -321,12 +322,13 @@ class GradientCompression:
             *(group, self._device, self._timeout, self._over), measured=self._algorithm == choose.AUTO
         )
         try:
-            communicators[0].allreduce(array_of(self._some.new_zeros(1, dtype=torch.float32)))
+            zero = self._some.new_zeros(1, dtype=torch.float32)
+            communicators[0].allreduce(array_of(zero))
             for each in each_codec(self._codec):
                 own = (p for name, p in self._model.module.named_parameters() if self._codecs[name] == each)
                 dtypes = sorted({parameter.dtype for parameter in own}, key=str)
-                zeros = (array_of(self._some.new_zeros(64, dtype=dtype)) for dtype in dtypes)
-                try_codec(communicators[0], zeros, each, self._algorithm, maker_of(each, self._feedback))
+                zeros = [self._some.new_zeros(64, dtype=dtype) for dtype in dtypes]
+                try_codec(communicators[0], map(array_of, zeros), each, self._algorithm, maker_of(each, self._feedback))
         except Exception:
             for communicator in communicators:
                 communicator.free()

@@ -29,7 +29,7 @@ from ..groups.membership import communicator_of
 from ..handles import CompletedWork
 from ..job_queue import JobQueue, Work
 from ..linear import linear
-from ..policy import Codecs, codec_by_name, described, each_codec, log_choice, replaced, try_codec
+from ..policy import Codecs, codec_by_name, described, each_codec, log_choice, replaced, shown, try_codec
 from ..states import (
     BEGUN,
     BETWEEN,
@@ -238,9 +238,13 @@ class Reduction:
                 found[c.name] = torch.zeros(c.shape, dtype=residual_dtype(c.parameter.dtype))
         return found
 
+    def rearrange(self) -> None:
+        """Let the next reduction move the residuals to new feedback."""
+        self._feedback.clear()
+
     def restore(self, residuals: Mapping[str, Tensor]) -> None:
         """Replace the residuals by those of a saved state."""
-        self._feedback.clear()
+        self.rearrange()
         for c in self.known.compressed:
             if c.name in residuals:
                 rows = c.to_rows(residuals[c.name], self.mesh.shards.size)[self._rows]
@@ -328,7 +332,7 @@ class Reduction:
 
     def _feedback_of(self, codec: Codec, rows: Array, places: list[Part]) -> ErrorFeedback:
         """Return a codec's feedback, with the residuals of the parameters that have gradients now in their places."""
-        number, layout = each_codec(self.owner.codec).index(codec), (tuple(rows.shape), places)
+        number, layout = each_codec(self.owner._codec).index(codec), (tuple(rows.shape), places)
         before, feedback = self._feedback.get(number, (None, ErrorFeedback()))
         if before != layout:
             feedback = ErrorFeedback()
@@ -566,7 +570,7 @@ class ShardCompression:
         for each, (kind, communicator) in product(each_codec(codec), reductions_of):
             own = (p for name, p in model.named_parameters() if self._codecs[logical_name(name)] == each)
             dtypes = sorted({parameter.dtype for parameter in own}, key=str)
-            zeros = (torch.zeros(64 * communicator.size, dtype=dtype, device=self._device) for dtype in dtypes)
+            zeros = [torch.zeros(64 * communicator.size, dtype=dtype, device=self._device) for dtype in dtypes]
             try_codec(
                 *(communicator, map(array_of, zeros), each, algorithm),
                 feedback=ErrorFeedback if self.feeds_back else None,
@@ -597,24 +601,34 @@ class ShardCompression:
         known_columns = [(c, mesh) for each, mesh in zip(self._gathers, meshes, strict=True) for c in each.columns.all]
         self._shapes |= {c.name: c.shape for c, _ in known_columns}  # of DTensors, those of the local tensors
         self._mesh_of = {c.name: mesh for c, mesh in known_columns}
+        # PyTorch reduces nothing in a mesh of one rank, such as that of an expert which no other rank has.
+        self._alone = [c.parameter for c, mesh in known_columns if mesh.place.size == 1]
         for mesh in self.meshes:
+            if mesh.place.subset:
+                continue  # the first of the subsets logs
             held = {c.name: c.parameter for c, its in known_columns if its is mesh}
             largest = max(each.columns.nbytes for each in self._gathers if each.communicator is mesh.shards)
+            codecs = {name: self._codecs[name] for name in held}
+            used = [each for each in each_codec(codec) if len(self.meshes) == 1 or each in codecs.values()]
             log_choice(
-                *(mesh.shards, codec, {name: self._codecs[name] for name in held}, algorithm, held),
+                *(mesh.shards, used, codecs, algorithm, held),
                 *(largest * mesh.shards.size,),
                 scatter=True,
             )
 
     @property
-    def codec(self) -> Codecs:
+    def codec(self) -> Codec | Mapping[str, Codec | None] | None:
         """The codec, or the mapping of codecs, as of `GradientCompression`."""
-        return self._codec
+        return shown(self._codec)
 
     @codec.setter
     def codec(self, codec: str | Codec | Mapping[str, str | Codec | None]) -> None:
         self._codec = replaced(self._codec, codec)
         self._codecs.update(self._by_logical_name(self._codec))
+        if isinstance(self._codec, dict):  # other codecs may be equal now, which then share a collective
+            for reductions in self._reductions:
+                for reduction in reductions.values():
+                    reduction.rearrange()
 
     def _by_logical_name(self, codec: Codecs) -> dict[str, Codec | None]:
         """Return the codec of each parameter, by logical name."""
@@ -678,7 +692,10 @@ class ShardCompression:
         for reductions in self._reductions:
             for kind, reduction in reductions.items():
                 reduction.restore(residuals if kind == RESIDUAL else between)
-        for communicator, begun in zip(self._communicators, every[0].get(BEGUN, ()), strict=False):
+        own_state = next(
+            (state for state in every if (state["rank"], state["size"]) == (self._rank, self._size)), every[0]
+        )
+        for communicator, begun in zip(self._communicators, own_state.get(BEGUN, ()), strict=False):
             communicator.sequence_number = begun
 
     def begin(self, reduction: Reduction) -> bool:
@@ -706,9 +723,10 @@ class ShardCompression:
         A GradScaler skips the step on all ranks if a gradient overflows in any module, whatever the module's mesh.
         """
         infinite = torch.zeros(1, device=self._device)
+        alone = [p.grad.to_local() for p in self._alone if p.grad is not None]
 
         def job() -> None:
-            for finite in self._finite:
+            for finite in [*self._finite, *(gradient.isfinite().all() for gradient in alone)]:
                 infinite.add_(~finite)
             self._finite.clear()
             for communicator in self._communicators:
@@ -718,7 +736,7 @@ class ShardCompression:
         self.start(job, True, infinite)
 
     def __repr__(self) -> str:
-        return f"ShardCompression({self.codec!r}, param_codec={self.param_codec!r}, algorithm={self.algorithm!r})"
+        return f"ShardCompression({self._codec!r}, param_codec={self.param_codec!r}, algorithm={self.algorithm!r})"
 
     def free(self) -> None:
         """Release thread and communicators after training. Collective."""
