@@ -56,6 +56,9 @@ def test_train_ddp_goes_on_with_the_same_steps_on_fewer_ranks(tmp_path: Path) ->
     found = torch.load(kept / f"step-{steps:09d}" / "common.pt")
     for name, values in trained(steps, found["settings"]["examples a step"]).items():
         np.testing.assert_allclose(found["model"][name], values, rtol=0, atol=1e-3)
+    again = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", *program]
+    done = subprocess.run(again, capture_output=True, text=True, timeout=restarts.SECONDS)
+    assert done.returncode == 0 and "# resumed after step 80" in done.stdout, done.stdout + done.stderr
 
 
 def trained(steps: int, examples: int) -> dict[str, torch.Tensor]:
