@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", "2.13")
+torch = pytest.importorskip("torch", "2.12")
 
 HERE = Path(__file__).resolve().parent
 LAUNCH = HERE.parents[1] / "launch"
