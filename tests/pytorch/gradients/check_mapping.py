@@ -34,7 +34,8 @@ from compcoll.plan.profile import Place, Stored, save
 from compcoll.sparse import TopK
 
 N = 2048  # elements of a parameter
-FED_BACK = [each for each in one_of_each(EVERY) if not is_vote(each) and each.feedback_converges("float32")]
+SUMMED = [each for each in one_of_each(EVERY) if not is_vote(each) and not each.needs_reference]
+FED_BACK = [each for each in SUMMED if each.feedback_converges("float32")]
 """Every codec that gradients may have with feedback."""
 FAMILIES = {
     "ring": [each for each in FED_BACK if not isinstance(each, Sparsifier)],
