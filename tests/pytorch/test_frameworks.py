@@ -4,6 +4,7 @@ names. The oracle is PyTorch in one process, which trains on the batches that th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from mpi.environments import MPI, Completed
+from ports import free_ports
 from without_mpi4py import make_python
 
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
@@ -90,7 +92,8 @@ def compared(whole, taken, resumed, forgetful, calls):
     assert torch.equal(told(whole), told(resumed)), (told(whole) - told(resumed)).abs().max()
     assert not torch.equal(told(whole), told(forgetful)), "nothing is lost that a state must hold"
     assert any("direct, MinMax" in call for call in calls), calls
-    print("trained", dist.get_rank(), dist.get_backend(), "mpi4py.MPI" in sys.modules, flush=True)
+    with open(f"trained-{dist.get_rank()}", "w") as file:
+        print(dist.get_backend(), "mpi4py.MPI" in sys.modules, file=file)
     dist.destroy_process_group()
 """
 
@@ -216,80 +219,83 @@ def script(framework: str) -> str:
     return COMMON + SCRIPTS[framework].format(recipe=block.replace("\n", "\n    "))
 
 
-def started(python: str | Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command and all processes that it starts, under no other launcher."""
+def started(folder: Path, *words: str | Path) -> tuple[int, str]:
+    """Run a command under no other launcher; return its exit status and all ranks' output."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
-    process = subprocess.Popen(
-        [python, *words],
-        # Where output is buffered, the lines of two ranks do not mix.
-        env=environ
-        | {"OMP_NUM_THREADS": "1", "COMPCOLL_PROFILE": "defaults", "PYTHONUNBUFFERED": "", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"not ended after {SECONDS} s:\n{process.communicate()[0]}")
-    return subprocess.CompletedProcess(process.args, process.returncode, output)
+    environ |= {"OMP_NUM_THREADS": "1", "COMPCOLL_PROFILE": "defaults", "CUDA_VISIBLE_DEVICES": ""}
+    environ |= {"MASTER_PORT": str(free_ports(1)[0])}  # of Lightning; torchrun sets its own
+    output = folder / "output"
+    with output.open("w") as file:
+        process = subprocess.Popen(words, env=environ, stdout=file, stderr=file, start_new_session=True)
+        try:
+            process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks, which are in sessions of their own
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(40)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"not ended after {SECONDS} s:\n{output.read_text()}")
+    return process.returncode, output.read_text()
 
 
-def assert_trained(returncode: int, output: str) -> None:
-    """Check that both ranks passed `compared`, and that rank 0 printed the compression ratio."""
-    assert returncode == 0 and sorted(re.findall(r"^trained (\d) gloo", output, re.M)) == ["0", "1"], output
+def assert_trained(folder: Path, status: int, output: str, mpi: bool) -> None:
+    """Check that both ranks passed `compared`, and that the compression ratio was printed."""
+    assert status == 0, output
+    assert [(folder / f"trained-{rank}").read_text() for rank in (0, 1)] == [f"gloo {mpi}\n"] * 2, output
     ratios = [float(line) for line in output.splitlines() if re.fullmatch(r"\d+\.\d+", line)]
     assert ratios and min(ratios) > 8, output
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
-RUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-LAUNCH = ["-m", "accelerate.commands.launch", "--num_processes", "2", "--main_process_port", "0"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+LAUNCH = ["-m", "accelerate.commands.launch", "--num_processes", "2"]
 
 
-def need(framework: str) -> None:
+@pytest.fixture
+def program(framework: str, tmp_path: Path) -> Path:
+    """The recipe of a framework as a program, whose argument is the folder for its files."""
     if find_spec("torch") is None or find_spec(framework) is None:
         pytest.skip(f"no {framework} here: make test-all installs it beside PyTorch")
+    path = tmp_path / "train.py"
+    path.write_text(script(framework))
+    return path
 
 
-@pytest.mark.parametrize(
-    ("framework", "launcher"),
-    [("accelerate", [*LAUNCH, "--multi_gpu"]), ("transformers", RUN), ("lightning", RUN)],
-)
-def test_recipe(framework: str, launcher: list[str], tmp_path: Path) -> None:
-    need(framework)
-    program = tmp_path / "train.py"
-    program.write_text(script(framework))
-    done = started(sys.executable, *launcher, program, tmp_path)
-    assert_trained(done.returncode, done.stdout)
+@pytest.mark.parametrize("framework", ["transformers", "lightning"])
+def test_torchrun(framework: str, program: Path, tmp_path: Path) -> None:
+    # Lightning asks mpi4py for its number of ranks only where torchrun did not start it.
+    assert_trained(tmp_path, *started(tmp_path, sys.executable, *TORCHRUN, program, tmp_path), mpi=False)
 
 
-def test_lightning_without_mpi_starts_its_ranks(tmp_path: Path) -> None:
-    need("lightning")
-    program = tmp_path / "train.py"
-    program.write_text(script("lightning"))
-    done = started(make_python(tmp_path / "environment"), program, tmp_path)
-    assert_trained(done.returncode, done.stdout)
-    assert "True" not in done.stdout, "MPI was there"
+@pytest.mark.parametrize("framework", ["accelerate"])
+def test_launcher_of_accelerate(framework: str, program: Path, tmp_path: Path) -> None:
+    port = str(free_ports(1)[0])
+    words = [sys.executable, *LAUNCH, "--multi_gpu", "--main_process_port", port, program, tmp_path]
+    assert_trained(tmp_path, *started(tmp_path, *words), mpi=False)
 
 
-@pytest.mark.only_on("openmpi")  # where make test-all installs them
-def test_lightning_under_mpirun(mpi: MPI, mpirun: Callable[..., Completed], tmp_path: Path) -> None:
-    need("lightning")
-    program = tmp_path / "train.py"
-    program.write_text(script("lightning"))
+@pytest.mark.parametrize("framework", ["lightning"])
+def test_launcher_of_lightning_without_mpi4py(framework: str, program: Path, tmp_path: Path) -> None:
+    python = make_python(tmp_path / "environment")
+    assert_trained(tmp_path, *started(tmp_path, python, program, tmp_path), mpi=False)
+
+
+@pytest.mark.only_on("openmpi")  # where make test-all installs the frameworks
+@pytest.mark.parametrize("framework", ["lightning"])
+def test_mpirun(framework: str, program: Path, mpi: MPI, mpirun: Callable[..., Completed], tmp_path: Path) -> None:
     done = mpirun(2, program, tmp_path, timeout=SECONDS)
-    assert_trained(done.returncode, "\n".join(rank.stdout for rank in done.ranks))
+    assert_trained(tmp_path, done.returncode, "\n".join(rank.stdout for rank in done.ranks), mpi=True)
 
 
-@pytest.mark.parametrize(("launcher", "cpu"), [([*LAUNCH, "--cpu"], True), (RUN, False)])
-def test_one_process_of_accelerate(launcher: list[str], cpu: bool, tmp_path: Path) -> None:
-    need("accelerate")
-    program = tmp_path / "train.py"
-    program.write_text(script("accelerate").replace("cpu=True", f"cpu={cpu}"))
-    done = started(sys.executable, *launcher, program, tmp_path)
-    said = re.findall(r"InvalidArgument: (.*)", done.stdout)[0]
+@pytest.mark.parametrize("framework", ["accelerate"])
+@pytest.mark.parametrize(("launcher", "cpu"), [([*LAUNCH, "--cpu"], True), (TORCHRUN, False)])
+def test_one_process_of_accelerate(
+    framework: str, launcher: list[str], cpu: bool, program: Path, tmp_path: Path
+) -> None:
+    program.write_text(program.read_text().replace("cpu=True", f"cpu={cpu}"))
+    status, output = started(tmp_path, sys.executable, *launcher, program, tmp_path)
+    assert status != 0, output
+    (said,) = set(re.findall(r"InvalidArgument: (.*)", output))
     assert "Accelerate runs one process only" in said and "torchrun --nproc-per-node 2" in said
     assert "accelerate launch --multi_gpu --num_processes 2" in said and "Accelerator(cpu=True)" in said

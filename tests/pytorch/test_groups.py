@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from weakref import WeakSet
 
 import pytest
 from mpi.environments import MPI, Completed
+from ports import free_ports
 from without_mpi4py import make_python
 
 from compcoll.gpu.device_transport import DeviceTransport
@@ -36,19 +35,6 @@ sys.path.insert(0, str(HERE))
 from program import checks  # noqa: E402
 
 Outcomes = list[dict[str, str]]
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody has, of those that the system does not deal out: gloo's many sockets would take them."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
-    for port in random.sample(range(lowest - 8192, lowest), 8192):
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == number:
-            return found
-    raise AssertionError("no port is free")
 
 
 def environment(rank: int, ranks: int, ports: list[int], folder: Path, neighbours: int = 0) -> dict[str, str]:
