@@ -387,7 +387,9 @@ def _momentum_of(optimizer: torch.optim.Optimizer) -> float:
     """Return the momentum shared by all parameter groups, or raise InvalidArgument."""
     supported = "DGC corrects the momentum of torch.optim.SGD, without Nesterov's and without dampening"
     if not isinstance(optimizer, torch.optim.SGD):
-        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: {supported}; for others, use compress()")
+        raise InvalidArgument(
+            f"optimizer is a {type(optimizer).__name__}: {supported}; for others, use compress() with its default codec"
+        )
     groups = optimizer.param_groups
     moments = sorted({group["momentum"] for group in groups})
     if len(moments) != 1 or any(group["nesterov"] or group["dampening"] for group in groups):
