@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         choices=OPTIMIZERS,
         help="learn by AdamW, by Muon, or by an optimizer that compresses its momentum",
     )
-    add("--batch", type=int, help="examples of a rank in a step (default: the task's)")
+    add("--batch", type=int, help="examples of a rank in a step (default: the task's; --resume: as before)")
     add("--seed", type=int, default=0, help="of the model and of the examples' order (default: 0)")
     add("--threads", type=int, help="threads of a rank (default: its share of the node's cores)")
     sums = top.add_argument_group("gradients")

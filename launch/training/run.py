@@ -71,8 +71,7 @@ class Training:
         self.arguments, self.place = arguments, place
         self.task = TASKS[arguments.task](arguments.data)
         self.found = checkpoint.load(arguments.checkpoint) if arguments.resume else None
-        self._batch_at_start = arguments.batch or self.task.batch
-        self.examples = self._batch_at_start * place.size
+        self.examples = (arguments.batch or self.task.batch) * place.size
         if self.found is not None:
             self.examples = self.found[0]["settings"][_EXAMPLES]
         self.batch = share(self.examples, place.rank, place.size)
@@ -319,8 +318,7 @@ class Training:
 
     def settings(self) -> dict[str, Any]:
         """Return what must be the same for a run to be continued."""
-        about = {"task": self.task.name, "seed": self.arguments.seed}
-        return about | {"batch": self._batch_at_start, _EXAMPLES: self.examples}
+        return {"task": self.task.name, "seed": self.arguments.seed, _EXAMPLES: self.examples}
 
 
 def check(arguments: argparse.Namespace) -> None:
