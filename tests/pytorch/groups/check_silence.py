@@ -21,6 +21,7 @@ import compcoll.torch
 from compcoll import Communicator
 from compcoll.errors import CollectiveFailed, PeerFailed, PeerTimeout
 from compcoll.plan.choose import AUTO, NAMES, SPARSE
+from compcoll.torch import failure_detector
 from compcoll.torch.failure_detector import Board
 from compcoll.torch.groups import transport
 from compcoll.transports.base import Wire
@@ -132,9 +133,9 @@ def check_all_ranks_hear_of_a_death_before_their_time_is_up() -> None:
     communicator.allreduce(np.ones(1000, np.float32), codec="zfp", rate=8, algorithm="ring")
     dist.barrier()
     if rank == dead:
-        transport._close(posts._gloo)
+        failure_detector._disconnect(posts._gloo)
         time.sleep(1)
-        transport._close(waits._gloo)
+        failure_detector._disconnect(waits._gloo)
     else:
         started = time.monotonic()
         message = waits.irecv(Wire(np.empty(8, np.uint8)), rank + 1, 0)
