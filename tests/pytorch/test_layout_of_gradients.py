@@ -34,7 +34,8 @@ RAW = Cast("float32")  # which changes no float32
 DENSE = [
     each
     for each in one_of_each(EVERY)
-    if not (is_vote(each) or isinstance(each, Sparsifier) or each.needs_reference) and each.feedback_converges("float32")
+    if not (is_vote(each) or isinstance(each, Sparsifier) or each.needs_reference)
+    and each.feedback_converges("float32")
 ]
 LARGE = (1 << 16) // 4  # elements of float32 from which on an exact gradient splits what is compressed
 
