@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody has, of those that the system does not deal out: gloo's many sockets would take them."""
+    """Return free ports that the system does not assign by itself: gloo's many sockets would take those."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
     for port in random.sample(range(lowest - 8192, lowest), 8192):

@@ -252,7 +252,7 @@ def test_bfloat16_arrays(cupy: Any) -> None:
 @pytest.mark.parametrize("collective", UPDATING)
 @pytest.mark.parametrize("codec", DIFFERENCES, ids=repr)
 def test_differences_are_found_on_the_host(cupy: Any, collective: str, codec: Codec) -> None:
-    """The previous values are fetched, too; ranks whose previous values differ are told, and can go on."""
+    """The host gets the previous values, too. If they differ between ranks, all raise, and the next call works."""
     world, inputs = World(2), normals(2, 5000)
     out = oracles.previous(codec, collective, inputs)["out"]
     expected = oracles.expected(collective, inputs, 0)

@@ -328,7 +328,7 @@ def check_feedback(comm: MPI.Intracomm) -> None:
 
 
 def check_differences(comm: MPI.Intracomm) -> None:
-    """Codecs that send differences: results are exact, ranks with other previous values are told and can go on."""
+    """Codecs that send differences give exact results. If previous values differ, all ranks raise, and can go on."""
     communicator, last = Communicator(comm, timeout=50), comm.size - 1
     for codec, collective, dtype in itertools.product(DIFFERENCES, UPDATING, (ml_dtypes.bfloat16, np.float64)):
         everybody = [np.random.default_rng(rank).standard_normal(70_001).astype(dtype) for rank in range(comm.size)]

@@ -31,7 +31,7 @@ def has_result(collective: str, rank: int, root: int = 0) -> bool:
 
 
 def previous(codec: Codec | None, collective: str, inputs: Sequence[np.ndarray], root: int = 0) -> dict[str, Any]:
-    """What a codec needs that sends differences: ``out`` with an earlier result, from which some elements differ."""
+    """Make ``out`` for a codec that sends differences: an earlier result, from which some elements differ."""
     if codec is None or not codec.needs_reference:
         return {}
     out = inputs[root].copy() if collective == "bcast" else np.stack(inputs)

@@ -123,7 +123,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.usefixtures("alone")
 def test_advice_can_be_followed(kind: str) -> None:
-    """What a warning names for an optimizer is neither refused nor warned of with that optimizer."""
+    """With an optimizer, the methods that its warning names raise no error and no warning."""
     for codec in dict.fromkeys(codec for _, codec, _, worse, _ in studied() if worse):
         optimizer = OPTIMIZERS[kind](MATRICES.parameters())
         advised = warning_of(codec, optimizer).partition(" Use ")[2]

@@ -220,7 +220,7 @@ def script(framework: str) -> str:
 
 
 def started(folder: Path, *words: str | Path) -> tuple[int, str]:
-    """Run a command under no other launcher; return its exit status and all ranks' output."""
+    """Run a command outside of any launcher. Return its exit status and all ranks' output."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
     environ |= {"OMP_NUM_THREADS": "1", "COMPCOLL_PROFILE": "defaults", "CUDA_VISIBLE_DEVICES": ""}
     environ |= {"MASTER_PORT": str(free_ports(1)[0])}  # of Lightning; torchrun sets its own

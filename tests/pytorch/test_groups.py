@@ -17,6 +17,7 @@ from weakref import WeakSet
 import pytest
 from mpi.environments import MPI, Completed
 from ports import free_ports
+from processes import output_of, run_ranks
 from without_mpi4py import make_python
 
 from compcoll.gpu.device_transport import DeviceTransport
@@ -65,26 +66,12 @@ def run(job: str, number: int, folder: Path, neighbours: int = 0) -> Outcomes:
     """Run the checks of a job on a number of ranks, and tell what became of each on each rank."""
     ports = free_ports(4)
     python = make_python(folder / "environment")
-    ranks = [
-        subprocess.Popen(
-            [python, "-X", "faulthandler", HERE / "program.py", folder, job],
-            env=environment(rank, number, ports, folder, neighbours),
-            stdout=(folder / f"{rank}.out").open("w"),
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(number)
-    ]
-    try:
-        for rank in ranks:
-            rank.wait(SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    command = [python, "-X", "faulthandler", HERE / "program.py", folder, job]
+    environments = [environment(rank, number, ports, folder, neighbours) for rank in range(number)]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run_ranks([command] * number, folder, SECONDS, environments)
     written = [folder / f"{rank}.json" for rank in range(number)]
-    output = "\n".join((folder / f"{rank}.out").read_text()[-4000:] for rank in range(number))
+    output = output_of(folder, number)
     assert all(path.exists() for path in written), output
     return [{"output": output, **json.loads(path.read_text())} for path in written]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import output_of, run_ranks
 
 pytest.importorskip("torch", "2.12")
 
@@ -23,22 +23,8 @@ SECONDS = 300.0
 @pytest.mark.with_torch
 @pytest.mark.timeout(SECONDS + 60)
 def test_ranks_killed_in_an_outer_step_cost_at_most_its_steps(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, tmp_path, str(rank)],
-            stdout=(tmp_path / f"{rank}.out").open("w"),
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        status = [rank.wait(SECONDS) for rank in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    output = "\n".join((tmp_path / f"{rank}.out").read_text()[-4000:] for rank in range(RANKS))
-    assert status == [0, 0, -9, -9], output
+    status = run_ranks([[sys.executable, PROGRAM, tmp_path, str(rank)] for rank in range(RANKS)], tmp_path, SECONDS)
+    assert status == [0, 0, -9, -9], output_of(tmp_path, RANKS)
     seen: list[list[dict[str, Any]]] = [
         [json.loads(line) for line in (tmp_path / f"{rank}.jsonl").read_text().splitlines()] for rank in range(RANKS)
     ]

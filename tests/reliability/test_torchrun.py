@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import output_of, run_ranks
 
 torch = pytest.importorskip("torch", "2.12")
 
@@ -95,24 +96,9 @@ def test_survivors_of_diloco_go_on_without_a_restart(tmp_path: Path) -> None:
         "COMPCOLL_PROFILE": "defaults",
         "OMP_NUM_THREADS": "1",
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, HERE / "survivors.py", tmp_path],
-            env=os.environ | variables | {"RANK": str(rank)},
-            stdout=(tmp_path / f"{rank}.out").open("w"),
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(3)
-    ]
-    try:
-        status = [rank.wait(SECONDS) for rank in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-        output = "\n".join((tmp_path / f"{rank}.out").read_text()[-4000:] for rank in range(3))
-        print(output)
-    assert status == [0, 0, -9], output
+    environments = [os.environ | variables | {"RANK": str(rank)} for rank in range(3)]
+    status = run_ranks([[sys.executable, HERE / "survivors.py", tmp_path]] * 3, tmp_path, SECONDS, environments)
+    assert status == [0, 0, -9], output_of(tmp_path, 3)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert found[0]["ranks"] == found[1]["ranks"] == [0, 1]
     assert max(each["seconds"] for each in found) < 20  # their time-out is half an hour
