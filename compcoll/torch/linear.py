@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ..errors import InvalidArgument
+from . import private
 
 _NAMES = {"sum": "sum", "avg": "mean", "mean": "mean"}
 _KINDS = {int(ReduceOp.RedOpType.SUM): "sum", int(ReduceOp.RedOpType.AVG): "mean"}
@@ -45,5 +46,5 @@ def linear(op: str | ReduceOp | ReduceOp.RedOpType) -> Linear:
         if kind in _KINDS:
             return Linear(_KINDS[kind])
         if kind == _SCALED:
-            return Linear("sum", op.factor.cpu() if isinstance(op.factor, Tensor) else op.factor)
+            return Linear("sum", private.factor_of(op))
     raise InvalidArgument(f"op={op!r} cannot be compressed, only sum and avg can: use torch.distributed's collective")

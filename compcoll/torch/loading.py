@@ -7,7 +7,7 @@ from types import ModuleType
 
 from .. import __version__
 
-OLDEST, TESTED = (2, 12), "2.13"
+OLDEST, TESTED = (2, 12), "2.14"
 """The oldest release of PyTorch that has all names in private.py, and the newest that the tests have run with."""
 
 

@@ -6,7 +6,8 @@ No other module uses a private name of PyTorch, so a new release of PyTorch need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -82,9 +83,24 @@ def set_names(group: dist.ProcessGroup, name: str | None, description: str | Non
         group._set_group_desc(description)
 
 
-def group_count() -> int:
-    """Return the number of groups that this rank is in; `new_group` with local synchronization puts it into names."""
-    return len(dist.distributed_c10d._world.pg_names)
+def name_of_new_group(ranks: list[int]) -> str:
+    """Return the name that `new_group` with local synchronization would give a group: it depends on earlier groups."""
+    return dist.distributed_c10d._hash_ranks_to_str(ranks)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Leave PyTorch's count of groups as it is, while some ranks make a group alone.
+
+    PyTorch 2.14 names groups by this count, and the other ranks do not count the group: later groups of all ranks would
+    have different names, and wait until a time-out.
+    """
+    world = dist.distributed_c10d._world
+    count = world.group_count
+    try:
+        yield
+    finally:
+        world.group_count = count
 
 
 def group_named(name: str) -> dist.ProcessGroup:
@@ -122,6 +138,12 @@ def fake_backend(rank: int, size: int) -> Any:
     options = fake.Options()
     options.error_on_collective = True
     return fake._create_internal(rank, size, options)
+
+
+def factor_of(op: dist.ReduceOp) -> float | Tensor:
+    """Return the factor of a premultiplied sum; a tensor is on the CPU. PyTorch 2.12 has no attribute for it."""
+    factor = op.__getstate__()[1]
+    return factor.cpu() if isinstance(factor, Tensor) else factor
 
 
 def source_rank(work: dist.Work) -> int:

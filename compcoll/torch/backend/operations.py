@@ -11,6 +11,7 @@ from torch.distributed import ReduceOp
 
 from ...errors import InvalidArgument, UnsupportedDType
 from ...transports.library import MPI
+from .. import private
 from ..buffers import nbytes_of
 
 MPI_TYPES = {
@@ -124,7 +125,7 @@ def reduce_operation(op: ReduceOp | ReduceOp.RedOpType, dtype: torch.dtype) -> R
         operation = _known[key] = _reduce_operation(kind.name, dtype)
     if not operation.scaled:
         return operation
-    return operation._replace(factor=op.factor.cpu() if isinstance(op.factor, Tensor) else op.factor)
+    return operation._replace(factor=private.factor_of(op))
 
 
 def _reduce_operation(name: str, dtype: torch.dtype) -> ReduceOperation:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -117,14 +118,15 @@ def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
     if (name := f"{mesh.device_type} {mesh.mesh.tolist()}") not in known:
         ranks = sorted(mesh.mesh.flatten().tolist())
         if local := len(ranks) < dist.get_world_size():
-            _check_same_name(mesh)
+            _check_same_name(mesh, ranks)
         limit = timedelta(seconds=timeout_of(mesh.get_group(0), torch.device(mesh.device_type)))
-        group = known[name] = dist.new_group(ranks, timeout=limit, use_local_synchronization=local)
+        with private.uncounted() if local else nullcontext():
+            group = known[name] = dist.new_group(ranks, timeout=limit, use_local_synchronization=local)
         _rows[group] = place[0]
     return known[name]
 
 
-def _check_same_name(mesh: DeviceMesh) -> None:
+def _check_same_name(mesh: DeviceMesh, ranks: list[int]) -> None:
     """Check that `new_group` gives the group of a mesh one name on all its ranks. Otherwise it waits until a time-out.
 
     Raises
@@ -132,15 +134,15 @@ def _check_same_name(mesh: DeviceMesh) -> None:
     CollectiveMismatch
         On every rank of the mesh, if not.
     """
-    known = [private.group_count()]
+    names = {private.name_of_new_group(ranks)}
     for dimension in range(mesh.ndim):
         group = mesh.get_group(dimension)
-        parts = gathered(packed(known), group, torch.device(mesh.device_type))
-        known = [count for part in parts for count in unpacked(part)]
-    if len(set(known)) > 1:
+        parts = gathered(packed(sorted(names)), group, torch.device(mesh.device_type))
+        names = {name for part in parts for name in unpacked(part)}
+    if len(names) > 1:
         raise CollectiveMismatch(
-            f"the ranks of {mesh!r} are in {min(known)} to {max(known)} process groups: without the other ranks of the "
-            "job, PyTorch makes a group only if this number is the same on all its ranks. Use the mesh before any rank "
+            f"the ranks of {mesh!r} have made different numbers of process groups: without the other ranks of the job, "
+            "PyTorch makes a group only if this number is the same on all its ranks. Use the mesh before any rank "
             "makes groups of its own, or make the same number of groups on each rank"
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from groups import EVERY, same, stacked, values, world
+from groups import EVERY, all_gather_single, reduce_scatter_single, same, stacked, values, world
 from mpi.world import raised
 from mpi4py import MPI
 
@@ -28,7 +28,7 @@ def check_moving(comm: MPI.Intracomm) -> None:
             assert all(same(part, every[k]) for k, part in enumerate(parts)), dtype
 
             whole = torch.empty((p, 7), dtype=dtype)
-            dist.all_gather_single(whole, values(r, dtype))
+            all_gather_single(whole, values(r, dtype))
             assert same(whole, every), dtype
 
             root = [torch.empty_like(x) for _ in range(p)] if r == 1 % p else None
@@ -96,13 +96,13 @@ def check_coalesced(comm: MPI.Intracomm) -> None:
             ins, outs = [torch.full((2,), float(r)), torch.full((3,), 1.0)], [torch.empty(2 * p), torch.empty(3 * p)]
             with dist._coalescing_manager(group, async_ops=asynchronous) as manager:
                 for out, source in zip(outs, ins, strict=True):
-                    dist.all_gather_single(out, source)
+                    all_gather_single(out, source)
             manager.wait()
             assert outs[0].view(p, 2)[:, 0].tolist() == list(range(p)) and (outs[1] == 1).all()
         ins, outs = [torch.arange(2.0 * p), torch.full((3 * p,), 1.0 + r)], [torch.empty(2), torch.empty(3)]
         with dist._coalescing_manager(group):
             for out, source in zip(outs, ins, strict=True):
-                dist.reduce_scatter_single(out, source)
+                reduce_scatter_single(out, source)
         assert (outs[0] == torch.tensor([2.0 * r, 2.0 * r + 1]) * p).all() and (outs[1] == p * (p + 1) / 2).all()
         with dist._coalescing_manager(group, torch.device("cpu"), async_ops=True) as manager:
             x, y = torch.ones(4), torch.full((2,), float(r))

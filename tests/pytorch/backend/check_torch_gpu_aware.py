@@ -275,7 +275,8 @@ def check_errors_of_memory_that_mpi_takes(comm: MPI.Intracomm) -> None:
         assert torch.equal(there.download(x), torch.arange(12.0).view(3, 4))
     if p == 1:
         return
-    with world(seconds=0.3), cuda.installed():
+    comm.Barrier()  # the making of the group has the same time-out
+    with world(seconds=1.0), cuda.installed():
         there = Caller(cuda, asynchronous=True)
         x = there.upload(torch.full((N,), 1.0 + r))
         if r == 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from groups import world
+from groups import all_gather_single, reduce_scatter_single, world
 from mpi.world import raised
 from mpi4py import MPI
 from torch.distributed import ReduceOp
@@ -75,9 +75,9 @@ def check_bad_input(comm: MPI.Intracomm) -> None:
             (UnsupportedDType, lambda: dist.all_reduce(x, op=ReduceOp.BAND)),
             (UnsupportedDType, lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), op=ReduceOp.AVG)),
             (InvalidArgument, lambda: dist.all_to_all_single(torch.empty(3), torch.empty(3), [1] * (p + 1))),
-            (InvalidBuffer, lambda: dist.all_gather_single(torch.empty(p + 1), torch.empty(1))),
+            (InvalidBuffer, lambda: all_gather_single(torch.empty(p + 1), torch.empty(1))),
             (InvalidBuffer, lambda: dist.all_gather([torch.empty(1)] * (p + 1), torch.empty(1))),
-            (InvalidBuffer, lambda: dist.reduce_scatter_single(torch.empty(1), torch.empty(p + 1))),
+            (InvalidBuffer, lambda: reduce_scatter_single(torch.empty(1), torch.empty(p + 1))),
             (InvalidBuffer, lambda: dist.group.WORLD.allreduce([x, x])),
         ]:
             assert isinstance(raised(call), kind), call
@@ -109,6 +109,7 @@ def check_bad_input(comm: MPI.Intracomm) -> None:
 
 
 def check_time_out(comm: MPI.Intracomm) -> None:
+    comm.Barrier()  # the making of the group has the same time-out
     with world(seconds=1.0):
         if comm.size > 1 and comm.rank == 0:
             started = time.monotonic()
@@ -135,7 +136,7 @@ def check_one_order(comm: MPI.Intracomm) -> None:
             "small": (lambda: dist.all_reduce(torch.ones(3)), "allreduce(sum of 3 float32"),
             "coalesced": (lambda: dist.all_reduce_coalesced([x[:512], x[512:]]), "allreduce_coalesced of (512, 512)"),
             "scattered": (
-                lambda: dist.reduce_scatter_single(torch.empty(1024), torch.ones(1024 * comm.size)),
+                lambda: reduce_scatter_single(torch.empty(1024), torch.ones(1024 * comm.size)),
                 f"reduce_scatter(sum of {1024 * comm.size} float32",
             ),
             "MPI's": (lambda: dist.all_reduce(torch.ones(1 << 17, dtype=torch.int64)), "allreduce of 131072"),

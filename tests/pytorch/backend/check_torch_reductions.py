@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from groups import EVERY, FLOATS, INTEGERS, same, stacked, values, world
+from groups import EVERY, FLOATS, INTEGERS, reduce_scatter_single, same, stacked, values, world
 from mpi.tensors import assert_same_bits
 from mpi.world import raised
 from mpi4py import MPI
@@ -118,7 +118,7 @@ def check_reduce_and_scatter(comm: MPI.Intracomm) -> None:
                 out = torch.empty(5, dtype=dtype)
                 source = values(r, dtype, (p, 5))
                 if form == "single":
-                    dist.reduce_scatter_single(out, source)
+                    reduce_scatter_single(out, source)
                 else:
                     dist.reduce_scatter(out, list(source.unbind()))
                 assert same(out, expected), (dtype, form)
@@ -155,7 +155,7 @@ def check_compression(comm: MPI.Intracomm) -> None:
                 assert not (x == expected.to(x.dtype)).all()
                 assert group.stats.collective == "allreduce" and "ZFP" in str(group.stats.codec)
         out = torch.empty(n // comm.size)
-        dist.reduce_scatter_single(out, mine[: n // comm.size * comm.size].clone())
+        reduce_scatter_single(out, mine[: n // comm.size * comm.size].clone())
         part = every.sum(0)[: n // comm.size * comm.size].view(comm.size, -1)[comm.rank]
         assert (out - part).abs().max() < 1e-2
         assert comm.size == 1 or group.stats.collective == "reduce_scatter"
@@ -201,7 +201,7 @@ def check_algorithm(comm: MPI.Intracomm) -> None:
             assert (x - sum(range(comm.size))).abs().max() < 1e-3
             if comm.size > 1:
                 assert (group.stats.algorithm, group.stats.codec) == (name, repr(group.options.codec))
-            dist.reduce_scatter_single(torch.empty(64), torch.ones(64 * comm.size))
+            reduce_scatter_single(torch.empty(64), torch.ones(64 * comm.size))
             if comm.size > 1:
                 assert group.stats.collective == "reduce_scatter"
                 assert scattered is None or group.stats.algorithm == scattered
@@ -245,7 +245,7 @@ def check_one_handshake(comm: MPI.Intracomm) -> None:
             dist.all_reduce(torch.ones(1024))
             dist.all_reduce(torch.ones(3))
             dist.all_reduce(torch.ones(32, 64).t())
-            dist.reduce_scatter_single(torch.empty(1024), torch.ones(1024 * comm.size))
+            reduce_scatter_single(torch.empty(1024), torch.ones(1024 * comm.size))
             assert handshake.call_count == (0 if comm.size > 1 else 4)
             dist.barrier()
             assert handshake.call_count == (1 if comm.size > 1 else 5)

@@ -14,6 +14,9 @@ from mpi4py import MPI
 
 torch.set_num_threads(1)  # of each rank: they share the cores
 
+# PyTorch 2.12 has them by these names only.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
