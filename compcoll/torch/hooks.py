@@ -32,7 +32,10 @@ def check_hook_free(model: object) -> None:
     """
     if isinstance(model, DistributedDataParallel) and private.communication_hooks(model):
         there = getattr(private.communication_hooks(model)[0], "__qualname__", "?")
-        raise HookTaken(f"this model already has the communication hook {there!r}, and DDP accepts only one")
+        raise HookTaken(
+            f"this model already has the communication hook {there!r}, and DDP accepts only one: keep the object that "
+            "compress() returned instead of calling it again, or wrap the module in DistributedDataParallel anew"
+        )
 
 
 def check_hooks_run(model: nn.Module) -> None:

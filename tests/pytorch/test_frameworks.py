@@ -141,16 +141,31 @@ more = dict(
 )
 checkpoint = f"kept/checkpoint-{{(EPOCHS - 1) * SAMPLES // BATCH // RANKS}}"
 
-def train(resume, forget=False):
+def train(resume=None):
     model = Classifier()
-    {recipe}
+    {resumable}
     calls = compressed.compression.stats.calls
     compressed.compression.free()
     return trainer.model.network, calls
 
-whole, calls = train(False)
+def train_again(resume=None):
+    model = Classifier()
+    {recipe}
+    once = compressed.compression.stats.calls.total()
+    trainer.train()
+    assert compressed.compression.stats.calls.total() > once, compressed.compression.stats
+    compressed.compression.free()
+
+whole, calls = train()
 taken = samples.taken[:]
-compared(whole, taken, train(checkpoint)[0], train(checkpoint, forget=True)[0], calls)
+resumed, _ = train(checkpoint)
+dist.barrier()
+if dist.get_rank() == 0:
+    os.remove(checkpoint + "/compression.pt")
+dist.barrier()
+from_before_compression, _ = train(checkpoint)
+train_again()
+compared(whole, taken, resumed, from_before_compression, calls)
 """
 
 LIGHTNING = """
@@ -194,7 +209,7 @@ CHANGES = {
     "accelerate": [("...\n", "epochs()\n")],
     "transformers": [
         ("use_cpu=True)", "use_cpu=True, **more)"),
-        ("resume_from_checkpoint=False)", "resume_from_checkpoint=resume)"),
+        ("train()\nprint", "train(resume_from_checkpoint=resume)\nprint"),
     ],
     "lightning": [
         ("callbacks=[compressed]", "callbacks=[compressed], **more"),
@@ -204,19 +219,24 @@ CHANGES = {
 
 
 def script(framework: str) -> str:
-    """The block of the page that imports the framework, with the test's settings, in a program."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (block,) = [block for block in blocks if re.search(rf"^(from|import) {framework}\b", block, re.MULTILINE)]
+    """The blocks of the page for the framework, with the test's settings, in a program."""
+    sections = PAGE.read_text().split("\n## ")
+    (section,) = [text for text in sections if re.search(rf"^(from|import) {framework}\b", text, re.MULTILINE)]
+    block, *resumable = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     begin = "import compcoll.torch\n"
     (compress,) = re.findall(r"compress\(.*?\)", block)
-    for written, here in [
-        (compress, f"{compress[:-1]}, {CODEC})"),
-        (begin, f"{begin}{FORGET}"),
-        *CHANGES[framework],
-    ]:
+    changes = [(compress, f"{compress[:-1]}, {CODEC})"), *CHANGES[framework]]
+    if "forget" in SCRIPTS[framework]:
+        changes += [(begin, f"{begin}{FORGET}")]
+    for written, here in changes:
         assert block.count(written) == 1, written
         block = block.replace(written, here)
-    return COMMON + SCRIPTS[framework].format(recipe=block.replace("\n", "\n    "))
+    parts = {"recipe": block}
+    if resumable:
+        made = "compressed = Compressed()"
+        assert block.count(made) == 1
+        parts["resumable"] = block.replace(made, f"{resumable[0]}\ncompressed = Resumable()")
+    return COMMON + SCRIPTS[framework].format(**{name: text.replace("\n", "\n    ") for name, text in parts.items()})
 
 
 def started(folder: Path, *words: str | Path) -> tuple[int, str]:

@@ -416,7 +416,10 @@ class ShardCompression:
         if not groups:
             raise InvalidArgument("no module with parameters was sharded: apply fully_shard to such modules first")
         if any(isinstance(private.reduce_scatter_of(group), ScatteredGradients) for group in groups):
-            raise HookTaken("this model's shards are compressed already")
+            raise HookTaken(
+                "this model's shards are compressed already: keep the object that compress() returned instead of "
+                "calling it again"
+            )
         ranks_of = [private.reduction_groups(group) for group in groups]
         if any(replicas is not None for _, replicas in ranks_of):
             choose.check("allreduce", algorithm)
