@@ -185,21 +185,43 @@ class Classifier(lightning.LightningModule):
 
 samples = Samples(lambda image, label: (image, label))
 
-def train(epochs, path=None, forget=False):
+options = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
+
+def train(epochs, path=None, forget=False, callbacks=()):
     data, module = torch.utils.data.DataLoader(samples, batch_size=BATCH), Classifier()
-    more = dict(max_epochs=epochs, logger=False, enable_progress_bar=False, enable_model_summary=False,
-                enable_checkpointing=False)
-    {recipe}
+    more = dict(max_epochs=epochs, **options)
+    {resumable}
     calls = compressed.compression.stats.calls
     if epochs == EPOCHS - 1:
         trainer.save_checkpoint("kept.ckpt", weights_only=False)
     compressed.compression.free()
     return module.network, calls
 
+class Early(lightning.Callback):
+    def on_fit_start(self, trainer, module):
+        trainer.save_checkpoint("early.ckpt", weights_only=False)
+
+def saved_residuals(path):
+    return str(torch.load(path, weights_only=False)["callbacks"])
+
+def train_again(path=None, forget=False, callbacks=()):
+    data, module = torch.utils.data.DataLoader(samples, batch_size=BATCH), Classifier()
+    more = dict(max_epochs=1, **options)
+    {recipe}
+    first = compressed.compression
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, data)
+    assert compressed.compression is not first and compressed.compression.stats.ratio > 1
+
 whole, calls = train(EPOCHS)
 taken = samples.taken[:]
 train(EPOCHS - 1)
-compared(whole, taken, train(EPOCHS, "kept.ckpt")[0], train(EPOCHS, "kept.ckpt", forget=True)[0], calls)
+resumed, _ = train(EPOCHS, "kept.ckpt", callbacks=[Early()])
+assert saved_residuals("early.ckpt") == saved_residuals("kept.ckpt")
+finder = lightning.pytorch.callbacks.LearningRateFinder(num_training_steps=3, update_attr=False)
+assert abs(final_loss(train(EPOCHS, callbacks=[finder])[0]) - final_loss(whole)) < 0.05
+train_again()
+compared(whole, taken, resumed, train(EPOCHS, "kept.ckpt", forget=True)[0], calls)
 """
 
 SCRIPTS = {"accelerate": ACCELERATE, "transformers": TRAINER, "lightning": LIGHTNING}
@@ -212,8 +234,8 @@ CHANGES = {
         ("train()\nprint", "train(resume_from_checkpoint=resume)\nprint"),
     ],
     "lightning": [
-        ("callbacks=[compressed]", "callbacks=[compressed], **more"),
-        ("data)", "data, ckpt_path=path)"),
+        ("callbacks=[compressed]", "callbacks=[compressed, *callbacks], **more"),
+        ("data)\nprint", "data, ckpt_path=path)\nprint"),
     ],
 }
 
