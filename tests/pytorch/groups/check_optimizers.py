@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 import compcoll.torch
 from compcoll.errors import HookTaken
 from compcoll.torch import DiLoCo, GatheredState, OneBitAdam, SparseLoCo, ZeroOneAdam
+from osu_like_bench.training.models import GPT
+
+PAGE = Path(__file__).parents[3] / "docs" / "training.md"
 
 
 def values_of(model: nn.Module) -> torch.Tensor:
@@ -111,3 +116,22 @@ def check_a_hook_that_is_there_is_left_alone() -> None:
         with pytest.raises(HookTaken, match=r"compcoll ZFP.*keep the object that compress.. returned"):
             make(model)
     compression.free()
+
+
+def check_the_example_with_muon_trains() -> None:
+    """The example of docs/training.md, on a model with blocks."""
+    (example,) = re.findall(r"^## Muon\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    torch.manual_seed(0)
+    net = GPT(8, layers=1, width=32)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    names: dict[str, Any] = {**globals(), "model": net}
+    exec(compile(example, str(PAGE), "exec"), names)
+    tokens = torch.randint(0, 256, (4, 9), generator=torch.Generator().manual_seed(dist.get_rank()))
+    logits = names["model"](tokens[:, :-1])
+    nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    names["muon"].step()
+    names["adamw"].step()
+    assert names["compression"].stats.calls.total() > 0
+    assert not [name for name, p in net.named_parameters() if torch.equal(p, before[name])]
+    assert all_alike(values_of(net))
+    names["compression"].free()
