@@ -60,6 +60,11 @@ def save(
         This rank's number, and how many there are.
     barrier : callable
         Waits for all ranks.
+
+    Raises
+    ------
+    UsageError
+        On rank 0 and on ranks that do not see the folder that rank 0 made, if there are such ranks.
     """
     rank, ranks = standing
     unfinished = folder / f"step-{step:09d}{_UNFINISHED}"
@@ -68,8 +73,19 @@ def save(
         unfinished.mkdir(parents=True)
         _write({"version": _VERSION, "ranks": ranks, **common}, unfinished / _COMMON)
     barrier()
-    _write(own, unfinished / f"rank-{rank}.pt")
+    unseen = []
+    try:
+        _write(own, unfinished / f"rank-{rank}.pt")
+    except FileNotFoundError:
+        unseen = [rank]
     barrier()
+    if rank == 0:  # checks for all ranks, since only rank 0 prints errors
+        unseen = [each for each in range(ranks) if not (unfinished / f"rank-{each}.pt").exists()]
+    if unseen:
+        raise UsageError(
+            f"ranks {unseen} do not see {unfinished}, which rank 0 made: the folder of checkpoints must be on a file "
+            "system that all nodes share"
+        )
     if rank == 0:
         finished = unfinished.with_suffix("")
         shutil.rmtree(finished, ignore_errors=True)

@@ -22,8 +22,8 @@ from torch import nn
 
 from osu_like_bench.training.processes import give_up
 
-SIZE, EVERY, LAST, DIES = 1000, 5, 20, 13
-"""Elements, steps of a round, all steps, and the step in which rank 2 dies."""
+SIZE, EVERY, LAST, DIES = 1000, 5, 22, 13
+"""Elements, steps of a round, all steps, which are not a multiple of it, and the step in which rank 2 dies."""
 RATE = 0.1
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 

@@ -143,6 +143,18 @@ def test_a_checkpoint_is_there_completely_or_not_at_all(tmp_path: Path, monkeypa
     assert not list(tmp_path.glob("*.unfinished"))
 
 
+def test_a_folder_that_ranks_do_not_share_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("torch", "2.12")
+    from training import checkpoint
+
+    from osu_like_bench import UsageError
+
+    common, own = whole(1)
+    for rank in (0, 1):
+        with pytest.raises(UsageError, match=r"ranks \[1\] do not see .*on a file system that all nodes share"):
+            checkpoint.save(tmp_path / f"of {rank}", 1, common, own[rank], (rank, 2), lambda: None)
+
+
 def test_cut_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", "2.12")
     from training import checkpoint

@@ -111,7 +111,8 @@ def local_steps() -> np.ndarray:
     outer, momentum = np.zeros(SIZE), np.zeros(SIZE)
     for first in range(0, LAST, EVERY):
         ranks = 3 if first + EVERY <= DIES else 2
-        changes = [RATE * sum(gradient(step, rank) for step in range(first, first + EVERY)) for rank in range(ranks)]
+        steps = range(first, min(first + EVERY, LAST))
+        changes = [RATE * sum(gradient(step, rank) for step in steps) for rank in range(ranks)]
         mean = np.mean(changes, axis=0)
         momentum = 0.9 * momentum + mean
         outer -= 0.7 * (mean + 0.9 * momentum)
