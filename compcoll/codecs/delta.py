@@ -98,8 +98,9 @@ class Delta(Codec):
 
     Only `allgather` and `bcast` take this codec, and they need ``out=``: on every rank it holds the previous result,
     and the call updates it. Weights of which a few percent changed since the last call are an example. Before the call
-    sends anything, the ranks compare checksums of their previous results. If these differ, all ranks raise
-    `compcoll.errors.ReferenceMismatch`, and no buffer changes.
+    sends anything, the ranks compare checksums of their previous results, unless ``algorithm="auto"`` takes MPI's or
+    the process group's own collective, as inside one node, which sends all elements. If checksums differ, all ranks
+    raise `compcoll.errors.ReferenceMismatch`, and no buffer changes.
 
     A changed element takes its own bytes and usually one more; 8 bytes a segment come on top. If most elements
     changed, wires hold all of them.
