@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ..communicator import Communicator
 from ..errors import AccuracyWarning, InvalidArgument
 from ..feedback import ErrorFeedback
 from ..plan import choose
+from ..plan.plan import Plan
 from ..sparse import Sparsifier
 from .buffers import COMPRESSIBLE, Array, array_of
 
@@ -178,59 +179,84 @@ def try_codec(
             collective(each, op="mean", feedback=made, codec=codec, algorithm=algorithm)
 
 
+class Average(NamedTuple):
+    """A collective that averages gradients.
+
+    Attributes
+    ----------
+    communicator : Communicator
+        Communicator of the ranks that average.
+    names : collection of str
+        Names of the parameters whose gradients are averaged.
+    largest : int
+        Bytes of the largest buffer of gradients that is averaged at once.
+    shards : int
+        Number of shards of this buffer, of which these ranks average one.
+    scatter : bool
+        Whether the average is a reduce-scatter, rather than an allreduce.
+    """
+
+    communicator: Communicator
+    names: Collection[str]
+    largest: int
+    shards: int = 1
+    scatter: bool = False
+
+
 def log_choice(
-    communicator: Communicator,
     given: Sequence[Codec],
     codecs: Mapping[str, Codec | None],
     algorithm: str,
     parameters: Mapping[str, Tensor],
-    largest: int,
-    *,
-    scatter: bool = False,
+    averages: Sequence[Average],
 ) -> None:
-    """Log on rank 0 which gradients each codec will compress, and how. If it will compress none, this is a warning.
+    """Log which gradients each codec will compress, and how. If it will compress none, this is a warning.
+
+    Nothing is sent, so one rank can call this alone.
 
     Parameters
     ----------
-    communicator, algorithm, scatter
-        As of `try_codec`.
     given : sequence of Codec
         The codecs to log.
     codecs : mapping
         The codec of each parameter, by name.
+    algorithm : str
+        Algorithm of all averages.
     parameters : mapping
         The parameters, by name.
-    largest : int
-        Bytes of the largest buffer of gradients that is averaged at once.
+    averages : sequence of Average
+        The averages of these parameters' gradients.
     """
-    if communicator.rank != 0:
-        return
     if not given:
         _log.info("compress: no codec was given, so gradients are sent uncompressed")
     for each in given:
-        compressed = [parameters[name] for name, own in codecs.items() if own == each]
-        sizes = Counter[torch.dtype]()
-        for parameter in compressed:
-            sizes[parameter.dtype] += parameter.numel()
-        elements = f"{sizes.total()} of {sum(p.numel() for p in parameters.values())} elements"
-        what = f"compress: {len(compressed)} of {len(parameters)} parameters ({elements}) for {each!r}"
-        plans = [
-            communicator.explain(
-                array_of(compressed[0].detach().new_empty(max(min(n, largest // dtype.itemsize), 1), dtype=dtype)),
-                collective="reduce_scatter" if scatter else "allreduce",
-                op="mean",
-                codec=each,
-                algorithm=algorithm,
-            )
-            for dtype, n in sizes.items()
-        ]
-        how = "; ".join(plan.summary for plan in plans)
+        compressed = {name: parameters[name] for name, own in codecs.items() if own == each}
+        numel, total = (sum(p.numel() for p in some.values()) for some in (compressed, parameters))
+        what = f"compress: {len(compressed)} of {len(parameters)} parameters ({numel} of {total} elements) for {each!r}"
+        plans = [plan for average in averages for plan in _plans(average, compressed, each, algorithm)]
+        # A collective of one rank sends nothing, so it is only named if there is no other.
+        how = "; ".join(plan.summary for plan in [p for p in plans if p.algorithm != choose.COPY] or plans)
         if not plans:
             _log.warning("%s: nothing will be compressed, see exclude= and min_numel= of compress()", what)
         elif all(plan.codec is None for plan in plans):
             _log.warning("%s: nothing will be compressed: %s", what, how)
         else:
             _log.info("%s: %s", what, how)
+
+
+def _plans(average: Average, compressed: Mapping[str, Tensor], codec: Codec, algorithm: str) -> list[Plan]:
+    """Return the plans of a codec's largest averages, one for each element type."""
+    own = [parameter for name, parameter in compressed.items() if name in average.names]
+    sizes = Counter[torch.dtype]()
+    for parameter in own:
+        sizes[parameter.dtype] += parameter.numel()
+    collective, explain = "reduce_scatter" if average.scatter else "allreduce", average.communicator.explain
+    plans = []
+    for dtype, n in sizes.items():
+        length = max(min(n, average.largest // dtype.itemsize) // average.shards, 1)
+        like = array_of(own[0].detach().new_empty(length, dtype=dtype))
+        plans.append(explain(like, collective=collective, op="mean", codec=codec, algorithm=algorithm))
+    return plans
 
 
 def kind_of(name: str, owner: nn.Module) -> str | None:

@@ -25,6 +25,7 @@ from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..hooks import BucketHook, FilledBucket, check_hook_free
 from ..job_queue import JobQueue
 from ..policy import (
+    Average,
     Codecs,
     codec_by_name,
     described,
@@ -136,7 +137,9 @@ class GradientCompression:
         self._hook = BucketHook(
             *(model, f"compcoll {codec!r}", self._begin, self._start, self._end), start_sparse=self._start_sparse
         )
-        log_choice(self._communicator, each_codec(codec), self._codecs, algorithm, parameters, model.bucket_bytes_cap)
+        if self._communicator.rank == 0:
+            average = Average(self._communicator, parameters.keys(), model.bucket_bytes_cap)
+            log_choice(each_codec(codec), self._codecs, algorithm, parameters, [average])
 
     @property
     def group(self) -> dist.ProcessGroup:

@@ -29,7 +29,7 @@ from ..groups.membership import communicator_of
 from ..handles import CompletedWork
 from ..job_queue import JobQueue, Work
 from ..linear import linear
-from ..policy import Codecs, codec_by_name, described, each_codec, log_choice, replaced, shown, try_codec
+from ..policy import Average, Codecs, codec_by_name, described, each_codec, log_choice, replaced, shown, try_codec
 from ..states import (
     BEGUN,
     BETWEEN,
@@ -493,18 +493,20 @@ class ShardCompression:
         self._mesh_of = {c.name: mesh for c, mesh in known_columns}
         # PyTorch reduces nothing in a mesh of one rank, such as that of an expert which no other rank has.
         self._alone = [c.parameter for c, mesh in known_columns if mesh.place.size == 1]
-        for mesh in self.meshes:
-            if mesh.place.subset:
-                continue  # the first of the subsets logs
-            held = {c.name: c.parameter for c, its in known_columns if its is mesh}
-            largest = max(each.columns.nbytes for each in self._gathers if each.communicator is mesh.shards)
-            codecs = {name: self._codecs[name] for name in held}
-            used = [each for each in each_codec(codec) if len(self.meshes) == 1 or each in codecs.values()]
-            log_choice(
-                *(mesh.shards, used, codecs, algorithm, held),
-                *(largest * mesh.shards.size,),
-                scatter=True,
-            )
+        if self._rank == 0:
+            parameters = {c.name: c.parameter for c, _ in known_columns}
+            codecs = {name: self._codecs[name] for name in parameters}
+            averages = [average for mesh in self.meshes for average in self._averages(mesh)]
+            log_choice(each_codec(codec), codecs, algorithm, parameters, averages)
+
+    def _averages(self, mesh: Mesh) -> list[Average]:
+        """Return the averages of gradients in a mesh, for `log_choice`."""
+        shards, names = mesh.shards, {name for name, its in self._mesh_of.items() if its is mesh}
+        largest = shards.size * max(each.columns.nbytes for each in self._gathers if each.communicator is shards)
+        averages = [Average(shards, names, largest, scatter=True)]
+        if (between := mesh.communicators.get(BETWEEN)) is not None:
+            averages.append(Average(between, names, largest, shards.size))
+        return averages
 
     @property
     def codec(self) -> Codec | Mapping[str, Codec | None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Mapping
@@ -204,6 +205,57 @@ def check_modules_on_several_meshes() -> None:
                 assert error <= bound, (layout, name, error)
                 assert name == "dense.bias" or error > 1e-7, (layout, name)
         training.compression.free()
+
+
+class Records(logging.Handler):
+    """Keeps what `compress` logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("compress: "):
+            self.kept.append(record)
+
+
+def check_rank_0_logs_all_averages_in_one_line() -> None:
+    """It warns only if neither the reduce-scatter nor the all-reduce between replicas compresses anything."""
+    _, whole = grid()
+    replicated, alone = (init_device_mesh("cpu", (4, 1), mesh_dim_names=names) for names in (("r", "s"), ("o", "e")))
+
+    def net_of(expert: DeviceMesh, rest: DeviceMesh) -> Net:
+        net = Net()
+        fully_shard(net.expert, mesh=expert)
+        for part in (net.dense, net):
+            fully_shard(part, mesh=rest)
+        return net
+
+    scatter, between = "reduce_scatter of ", "allreduce of "
+    cases: list[tuple[Net, str, int, list[str], list[str]]] = [
+        (net_of(replicated, replicated), "direct", logging.INFO, [between], [scatter, "one rank"]),
+        (net_on("hsdp")[0], "direct", logging.INFO, [scatter, between], ["nothing"]),
+        (net_on("hsdp experts")[0], "auto", logging.WARNING, [scatter, between, "nothing will be compressed"], []),
+        (net_of(alone["e"], whole), "direct", logging.INFO, [scatter], [between, "one rank"]),
+    ]
+    logger, handler = logging.getLogger("compcoll"), Records()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        for net, algorithm, expected, present, absent in cases:
+            handler.kept.clear()
+            compression: Any = compcoll.torch.compress(net, "int8", algorithm=algorithm, **EVERY)
+            compression.free()
+            every: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(every, [(record.levelno, record.getMessage()) for record in handler.kept])
+            ((level_of, message),) = every[0]
+            assert not any(every[1:]), every
+            assert level_of == expected, message
+            assert all(text in message for text in present) and not any(text in message for text in absent), message
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def check_a_model_without_parameters_is_refused() -> None:
