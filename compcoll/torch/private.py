@@ -1,11 +1,13 @@
 """The private names of PyTorch that this package needs, since PyTorch has no public ones for them.
 
 No other module uses a private name of PyTorch, so a new release of PyTorch needs to be compared with this file only.
+All attributes of FSDP2's parameter groups and their parameters are private, also those without an underscore.
 ``import torch`` loads it, so it loads no other part of PyTorch by itself.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -262,11 +264,62 @@ def divisors(group: Any, dtype: torch.dtype, device_type: str) -> tuple[float | 
     return after, between
 
 
+def replace_replicas(group: Any, replicas: dist.ProcessGroup) -> None:
+    """Let a parameter group average its shards' gradients over other replicas."""
+    group.mesh_info = copy.copy(group.mesh_info)  # modules share the original
+    group.mesh_info.replicate_process_group = replicas
+
+
+def before_reductions(group: Any, call: Callable[[], None]) -> None:
+    """Let a parameter group call a function before it copies gradients into the buffer of its reduce-scatter."""
+    post_backward = group.post_backward
+
+    def called(*unused: Any) -> Any:
+        call()
+        return post_backward(*unused)
+
+    group.post_backward = called
+
+
+def device_of(group: Any) -> torch.device:
+    """Return the device of a parameter group's collectives."""
+    return group.device
+
+
+def parameters_of(group: Any) -> list[Any]:
+    """Return FSDP2's objects for the parameters of a group, in the order of its buffers."""
+    return group.fsdp_params
+
+
+def parameters_with_gradients(group: Any) -> list[Any]:
+    """Return those parameters of a group that the next reduce-scatter will reduce."""
+    return [each for each in parameters_of(group) if _has_gradient(each, group)]
+
+
+def _has_gradient(parameter: Any, group: Any) -> bool:
+    if not hasattr(parameter, "_unsharded_param"):  # not gathered yet
+        return False
+    whole = parameter.unsharded_param
+    found = parameter.unsharded_accumulated_grad is not None or whole.grad is not None
+    # PyTorch 2.12 has no such option.
+    return found or (whole.requires_grad and getattr(group, "reduce_scatter_unused_params", False))
+
+
+def shard_of(parameter: Any) -> nn.Parameter:
+    """Return the model's parameter of an FSDP2 parameter: a DTensor with this rank's shard."""
+    return parameter.sharded_param
+
+
+def padded_size(parameter: Any) -> torch.Size:
+    """Return the shape of a rank's shard of an FSDP2 parameter, with padding."""
+    return parameter.padded_sharded_param_size
+
+
+def sharded_dim(parameter: Any) -> int:
+    """Return the dimension along which an FSDP2 parameter is sharded."""
+    return parameter.fsdp_placement.dim
+
+
 def unsharded_size(parameter: Any) -> torch.Size:
     """Return the shape of an FSDP2 parameter; of a DTensor, that of its local tensor."""
     return parameter._orig_size
-
-
-def is_unsharded(parameter: Any) -> bool:
-    """Return whether an FSDP2 parameter has been gathered before."""
-    return hasattr(parameter, "_unsharded_param")

@@ -82,10 +82,10 @@ class Columns:
         self._codecs = codecs
         offset = 0
         for parameter in parameters:
-            end = offset + parameter.padded_sharded_param_size.numel()
-            shard, name = parameter.sharded_param, names[id(parameter.sharded_param)]
-            place = (private.unsharded_size(parameter), parameter.fsdp_placement.dim)
-            self.all.append(Column(logical_name(name), offset, end, *place, shard))
+            end = offset + private.padded_size(parameter).numel()
+            shard = private.shard_of(parameter)
+            place = (private.unsharded_size(parameter), private.sharded_dim(parameter))
+            self.all.append(Column(logical_name(names[id(shard)]), offset, end, *place, shard))
             offset = end
         self.width = offset
 

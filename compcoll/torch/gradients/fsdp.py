@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -277,6 +276,10 @@ class ScatteredGradients(private.DefaultAllocMixin, private.ReduceScatter):
         self._reduction, self._group = reduction, group
         self.present, self.between = reduction.known, 1.0
 
+    def prepare(self, columns: Callable[[Sequence[Any]], Columns]) -> None:
+        """Record which parameters have gradients, before PyTorch copies these into one buffer."""
+        self.present = columns(private.parameters_with_gradients(self._group))
+
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Work | None:
@@ -430,7 +433,7 @@ class ShardCompression:
         self._model, self._codec = model, codec
         self._codecs = self._by_logical_name(codec)
         self.param_codec = param_codec
-        self._device = groups[0].device
+        self._device = private.device_of(groups[0])
         check_device(self._device)
         self.streams = JobStreams()
         lines = [
@@ -478,16 +481,16 @@ class ShardCompression:
         columns = partial(Columns, names=names, codecs=self._codecs)
         gathered_columns = partial(Columns, names=names, codecs=self._by_logical_name(param_codec))
         for group, mesh, (_, replicas) in zip(groups, meshes, ranks_of, strict=True):
-            known = columns(group.fsdp_params)
+            known = columns(private.parameters_of(group))
             reductions = {kind: Reduction(self, mesh, known, kind) for kind in mesh.communicators}
             self._reductions.append(reductions)
             scattered = ScatteredGradients(reductions[RESIDUAL], group)
-            self._gathers.append(GatheredParameters(self, mesh.shards, gathered_columns(group.fsdp_params)))
+            of_gather = gathered_columns(private.parameters_of(group))
+            self._gathers.append(GatheredParameters(self, mesh.shards, of_gather))
             private.set_collectives(module_of[group], group, self._gathers[-1], scattered)
-            group.post_backward = partial(_post_backward, group, scattered, columns, group.post_backward)
+            private.before_reductions(group, partial(scattered.prepare, columns))
             if replicas is not None:
-                group.mesh_info = copy.copy(group.mesh_info)  # modules share the original
-                group.mesh_info.replicate_process_group = Replicas(replicas, reductions[BETWEEN], scattered)
+                private.replace_replicas(group, Replicas(replicas, reductions[BETWEEN], scattered))
         known_columns = [(c, mesh) for each, mesh in zip(self._gathers, meshes, strict=True) for c in each.columns.all]
         self._shapes |= {c.name: c.shape for c, _ in known_columns}  # of DTensors, those of the local tensors
         self._mesh_of = {c.name: mesh for c, mesh in known_columns}
@@ -681,23 +684,3 @@ def _number(
         subsets = sorted({each[number] for each in known.values()})
         mesh.place = mesh.place._replace(subset=subsets.index(lowest[number]), subsets=len(subsets))
     return sorted(known).index(own), len(known)
-
-
-def _post_backward(
-    group: Any,
-    scattered: ScatteredGradients,
-    columns: Callable[[Sequence[Any]], Columns],
-    post_backward: Callable[..., Any],
-    *unused: Any,
-) -> Any:
-    """Record which parameters have gradients, before PyTorch copies these into one buffer."""
-    scattered.present = columns(list(filter(partial(_has_gradient, group), group.fsdp_params)))
-    return post_backward(*unused)
-
-
-def _has_gradient(group: Any, parameter: Any) -> bool:
-    if not private.is_unsharded(parameter):
-        return False
-    whole = parameter.unsharded_param
-    found = parameter.unsharded_accumulated_grad is not None or whole.grad is not None
-    return found or (whole.requires_grad and getattr(group, "reduce_scatter_unused_params", False))
