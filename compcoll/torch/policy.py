@@ -22,6 +22,7 @@ from ..plan import choose
 from ..plan.plan import Plan
 from ..sparse import Sparsifier
 from .buffers import COMPRESSIBLE, Array, array_of
+from .states import logical_name
 
 _log = logging.getLogger("compcoll")
 
@@ -105,6 +106,11 @@ def each_codec(codec: Codecs) -> list[Codec]:
     return found
 
 
+def fits(name: str, pattern: str) -> bool:
+    """Return whether a pattern fits a parameter's name, with or without the wrappers that `logical_name` removes."""
+    return fnmatchcase(name, pattern) or fnmatchcase(logical_name(name), pattern)
+
+
 def codec_by_name(codec: Codecs, model: nn.Module, exact: Mapping[str, bool]) -> dict[str, Codec | None]:
     """Return the codec of each parameter's gradient, in the model's order; None for exact gradients.
 
@@ -128,9 +134,9 @@ def codec_by_name(codec: Codecs, model: nn.Module, exact: Mapping[str, bool]) ->
     found: dict[str, Codec | None] = dict.fromkeys(exact)
     decided: set[str] = set()
     for pattern, each in by_pattern(codec).items():
-        fitting = {every[0] for every in names.values() if any(fnmatchcase(name, pattern) for name in every)}
+        fitting = {every[0] for every in names.values() if any(fits(name, pattern) for name in every)}
         if pattern != "*" and fitting <= decided:
-            why = f"fits the name of no parameter, such as {', '.join(list(exact)[:3])}"
+            why = f"fits the name of no parameter, such as {', '.join(map(logical_name, list(exact)[:3]))}"
             if fitting:
                 why = "fits only parameters that earlier patterns fit, too: put it before these patterns"
             raise InvalidArgument(f"codec: the pattern {pattern!r} {why}")
@@ -332,11 +338,11 @@ def _predicate(
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     patterns = [pattern for pattern in given if pattern not in KINDS]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(fits(name, pattern) for name in names):
             raise InvalidArgument(
                 f"exclude: {pattern!r} is neither a kind ({', '.join(KINDS)}) nor a pattern that fits the name of a "
-                f"parameter, such as {', '.join(names[:3])}"
+                f"parameter, such as {', '.join(map(logical_name, names[:3]))}"
             )
     return lambda name, owner, parameter: (
-        kind_of(name, owner) in given or any(fnmatchcase(name, pattern) for pattern in patterns)
+        kind_of(name, owner) in given or any(fits(name, pattern) for pattern in patterns)
     )

@@ -27,6 +27,7 @@ from mpi.checks import CheckJob
 from mpi.environments import MPI, Completed
 from mpi.run import expand
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from training.muon import RATE, MuonAndAdamW
 
 from compcoll import ErrorFeedback, MinMax
@@ -160,6 +161,29 @@ def test_the_first_pattern_that_fits_decides() -> None:
     for pattern, why in (("third.*", "fits the name of no parameter, such as body.weight"), ("first.*", "earlier")):
         with pytest.raises(InvalidArgument, match=why):
             weights({"*.weight": one, "*.bias": one, pattern: two})
+
+
+def test_patterns_fit_names_without_wrappers() -> None:
+    """As states have them: with activation checkpointing or torch.compile, a model keeps its patterns."""
+
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)}))
+
+    checkpointed = layers()
+    checkpointed[0] = checkpoint_wrapper(checkpointed[0])
+    one, two = MinMax(bits=1), MinMax(bits=2)
+    for model in (layers(), checkpointed, torch.compile(layers()), torch.compile(checkpointed)):
+        names = dict.fromkeys(name for name, _ in model.named_parameters())
+        by_pattern = ("0.a.*", "*.a.weight", next(iter(names)))
+        for pattern in by_pattern:
+            found = list(codec_by_name({pattern: one, "0.*": two}, model, dict.fromkeys(names, False)).values())
+            assert found[0] == one and found[2:] == [two, two], (names, pattern)
+            exact = list(exact_parameters(model, [pattern], 1).values())
+            assert exact[0] and exact[2:] == [False, False], (names, pattern)
+        with pytest.raises(InvalidArgument, match=r"such as 0\.a\.weight"):
+            codec_by_name({"2.*": one}, model, dict.fromkeys(names, False))
+        with pytest.raises(InvalidArgument, match=r"such as 0\.a\.weight"):
+            exact_parameters(model, ["2.*"], 1)
 
 
 def train(mpirun: MPIRun, folder: Path, name: str, *words: str | Path, ranks: int = 2) -> list[dict[str, Any]]:
