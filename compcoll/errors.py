@@ -92,7 +92,7 @@ class CollectiveMismatch(CompcollError, RuntimeError):
 class ReferenceMismatch(CollectiveMismatch):
     """The ranks' previous results differ, but the codec sends how the new one differs from them. No buffer has changed.
 
-    Make the call once without a codec, which sends all values.
+    Make the call once with ``codec=None``, which sends all values.
     """
 
 

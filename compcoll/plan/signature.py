@@ -95,7 +95,7 @@ def mismatch(calls: list[str], own: int) -> CompcollError:
 def reference_mismatch(call: Signature, checksums: list[bytes], own: int) -> ReferenceMismatch:
     """Return the error for ranks whose previous results have these checksums, this rank's marked."""
     lines = _table([f"{call}, previous values with checksum {each.hex()}" for each in checksums], own)
-    remedy = "Make the call once without a codec, which sends all values to all ranks."
+    remedy = "Make the call once with codec=None, which sends all values to all ranks."
     return ReferenceMismatch("\n".join(["the previous values in out differ between the ranks:", *lines, remedy]))
 
 

@@ -209,7 +209,7 @@ def test_previous_values_that_differ_are_refused_on_all_ranks(collective: str, a
         lines = str(error).replace(" (this one)", "").splitlines()
         assert any(line.startswith(f"  rank {wrong}: {collective}(") for line in lines), error
         assert any(line.startswith(f"  rank {others}: {collective}(") for line in lines), error
-        assert str(error).count("(this one)") == 1 and "once without a codec, which sends all values" in lines[-1]
+        assert str(error).count("(this one)") == 1 and "once with codec=None, which sends all values" in lines[-1]
     assert [out.tobytes() for out in outs] == before
     expected = oracles.expected(collective, inputs, 0, root=2).tobytes()
     for more in ({"codec": None}, {}, {}):

@@ -62,6 +62,9 @@ def test_what_does_not_go_with_an_optimizer_is_told_once() -> None:
         warnings.simplefilter("always")
         advice.advise({"a": get_codec("onebit"), "b": None, "c": get_codec("int8"), "*": get_codec("topk")}, adam)
     assert [str(each.message).partition(" on ")[0] for each in found] == ["codec='onebit'", "codec='topk'"]
+    prepared = torch.optim.SGD(model_of().parameters(), 0.1)
+    prepared.optimizer = adam  # type: ignore[attr-defined]  # as accelerate.Accelerator().prepare(optimizer) has it
+    assert "does not suit AdamW" in warning_of(get_codec("topk"), prepared)
     with pytest.raises(InvalidArgument, match="optimizer=3"):
         advice.advise(None, 3)  # type: ignore[arg-type]
 

@@ -238,6 +238,7 @@ def advise(codec: Codecs, optimizer: torch.optim.Optimizer | None) -> None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgument(f"optimizer={optimizer!r}: the torch.optim.Optimizer of the model's parameters is needed")
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
     kind, page, coarse = type(optimizer).__name__, "study-text", _COARSE
     if isinstance(optimizer, _ADAMS):
         measured = _UNDER_ADAM

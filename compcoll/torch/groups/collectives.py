@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...codecs.base import Codec
+from ...codecs.registry import as_codec
 from ...errors import InvalidArgument, InvalidBuffer
 from ...feedback import ErrorFeedback
 from ...plan import choose
@@ -273,14 +274,15 @@ def all_gather_into_tensor(
     group: Group = None,
     async_op: bool = False,
     *,
-    codec: str | Codec = "int8",
+    codec: str | Codec | None = "int8",
     algorithm: str = choose.AUTO,
     **codec_options: Any,
 ) -> Work | None:
     """Gather all ranks' tensors in the order of their ranks. The parameters are those of `all_reduce`.
 
-    Every rank gets the same bits, also for its own tensor. With ``codec="delta"``, the output must hold the previous
-    result, which the call updates, and the input must not be a part of the output.
+    Every rank gets the same bits, also for its own tensor. With ``codec=None``, the values are sent as they are. With
+    ``codec="delta"``, the output must hold the previous result, which the call updates, and the input must not be a
+    part of the output.
 
     Raises
     ------
@@ -296,15 +298,16 @@ def all_gather_into_tensor(
     True
     """
     group = check_tensors(group, output_tensor, input_tensor)
-    codec = coding(codec, codec_options)
+    codec = as_codec(codec, codec_options)
     choose.check("allgather", algorithm)
     _check_sizes("all_gather_into_tensor", "output", output_tensor, "inputs", input_tensor, group.size())
     member = member_of(group, output_tensor.device)
 
     def run() -> None:
-        target = Packed([output_tensor], filled=codec.needs_reference)
+        in_place = codec is not None and codec.needs_reference
+        target = Packed([output_tensor], filled=in_place)
         own = array_of(input_tensor.contiguous())
-        if not codec.needs_reference:
+        if not in_place:
             own = copy_of(own)  # the input may be a part of the output
         out = array_of(target.memory).reshape(group.size(), -1)
         member.communicator.allgather(own, out=out, codec=codec, algorithm=algorithm)
@@ -321,7 +324,7 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
     *,
-    codec: str | Codec = "int8",
+    codec: str | Codec | None = "int8",
     algorithm: str = choose.AUTO,
     reference: Tensor | None = None,
     **codec_options: Any,
@@ -335,10 +338,10 @@ def broadcast(
     src, group_src : int
         The source, as a rank of the default group, or as one of ``group``. Give one of them.
     group, async_op, codec, algorithm, **codec_options
-        As in `all_reduce`.
+        As in `all_reduce`. ``codec=None`` sends the values as they are.
     reference : torch.Tensor, optional
         With ``codec="delta"``, on the source: the previous values, which the call replaces by the new ones. On the
-        other ranks, ``tensor`` holds the previous values.
+        other ranks, ``tensor`` holds the previous values. ``codec=None`` replaces them, too, whatever they are.
 
     Raises
     ------
@@ -358,15 +361,18 @@ def broadcast(
     21.0
     """
     group = check_tensors(group, tensor)
-    codec = coding(codec, codec_options)
+    codec = as_codec(codec, codec_options)
     choose.check("bcast", algorithm)
     root = _group_rank(group, src, group_src)
     kept = reference if group.rank() == root else None
     member = member_of(group, tensor.device)
 
     def run() -> None:
-        if kept is not None and not codec.needs_reference:  # only the source knows this, so it informs the others
-            refused = InvalidArgument(f'reference= is for codec="delta", which sends differences, not for {codec!r}')
+        if kept is not None and codec is not None and not codec.needs_reference:
+            # Only the source knows this, so it informs the others.
+            refused = InvalidArgument(
+                f'reference= is for codec="delta", which sends differences, and for codec=None, not for {codec!r}'
+            )
             member.communicator._refuse("bcast", refused)
         values = Packed([tensor], filled=True)
         result = values if kept is None else Packed([kept], filled=True)

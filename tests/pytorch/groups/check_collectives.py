@@ -321,9 +321,21 @@ def check_differences_from_what_all_ranks_have() -> None:
         with pytest.raises(ReferenceMismatch, match=f"rank {size - 1}.*previous values"):
             compcoll.torch.all_gather_into_tensor(output, new[rank].view(dtype), **options)
         assert bytes_of(output) == before
-        dist.all_gather(list(output.view(torch.uint8)), old[rank].view(torch.uint8))
+        compcoll.torch.all_gather_into_tensor(output, old[rank].view(dtype), codec=None)  # as the error advises
+        assert bytes_of(output) == bytes_of(old)
         compcoll.torch.all_gather_into_tensor(output, new[rank].view(dtype), **options)
         assert bytes_of(output) == bytes_of(new)
+
+        kept, tensor = torch.zeros(3000, dtype=dtype), old[rank].clone().view(dtype)
+        reference = {"reference": kept} if rank == 1 else {}
+        with pytest.raises(ReferenceMismatch, match="once with codec=None"):
+            compcoll.torch.broadcast(tensor, 1, codec=codec, algorithm="binomial", **reference)
+        compcoll.torch.broadcast(tensor, 1, codec=None, **reference)
+        assert bytes_of(tensor) == bytes_of(old[1])
+        tensor.view(bits)[::50] += rank == 1
+        compcoll.torch.broadcast(tensor, 1, codec=codec, algorithm="binomial", **reference)
+        assert bytes_of(tensor) == bytes_of(old[1] + (torch.arange(3000) % 50 == 0).to(bits))
+        assert rank != 1 or bytes_of(kept) == bytes_of(tensor)
 
 
 def check_all_to_all_of_uneven_rows() -> None:
