@@ -2,8 +2,8 @@
 
     python restarts.py        print the table of docs/reliability.md
 
-Two of torchrun's agents with a rank each stand for two nodes. A rank is killed, then a whole node, then a node joins.
-The ranks run this file too: they average gradients that NumPy knows, and count what the optimizer was given.
+Two of torchrun's agents with two ranks each stand for two nodes. A rank is killed, then a whole node, then a node
+joins. The ranks run this file too: they average gradients that NumPy knows, and count what the optimizer was given.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ import numpy as np  # noqa: E402
 
 SHAPE, EVERY = (64, 64), 4
 """The parameter's shape, and steps between two checkpoints."""
+RANKS = 2
+"""Ranks of a node."""
 SECONDS = 120.0
 
 
@@ -35,10 +37,10 @@ def gradient(step: int, rank: int) -> np.ndarray:
 
 
 class Agents:
-    """Agents of torchrun, each with one rank, on up to two nodes."""
+    """Agents of torchrun, each with some ranks, on up to two nodes."""
 
-    def __init__(self, folder: Path, *program: str | Path) -> None:
-        self.folder, self.program = folder, program
+    def __init__(self, folder: Path, *program: str | Path, ranks: int = 1) -> None:
+        self.folder, self.program, self.ranks = folder, program, ranks
         self.running: list[subprocess.Popen[bytes]] = []
         with socket.create_server(("localhost", 0)) as free:
             self.port = free.getsockname()[1]
@@ -48,12 +50,11 @@ class Agents:
         first = "false" if self.running else "true"
         quick = f"last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host={first}"
         rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{self.port}", "--rdzv-conf", quick]
-        counts = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"]
+        counts = ["--nnodes", "1:2", "--nproc-per-node", str(self.ranks), "--max-restarts", "9"]
         variables = {
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "COMPCOLL_PROFILE": "defaults",
             "OMP_NUM_THREADS": "1",
-            "NODE": str(len(self.running)),
         }
         command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *counts, *self.program]
         with (self.folder / f"{len(self.running)}.out").open("w") as output:
@@ -71,9 +72,8 @@ class Agents:
         self.running[-1].wait()
 
     def kill_rank(self) -> None:
-        """Kill the newest agent's rank."""
-        for child in children(self.running[-1].pid):
-            os.kill(child, signal.SIGKILL)
+        """Kill one of the newest agent's ranks."""
+        os.kill(children(self.running[-1].pid)[0], signal.SIGKILL)
 
     def wait_for(self, what: Callable[[], Any]) -> Any:
         """Poll until something is true; show all output if it does not become true in time."""
@@ -115,7 +115,7 @@ def children(process: int) -> list[int]:
 def scenario(folder: Path) -> dict[str, dict[str, float]]:
     """Kill ranks and nodes, start others; return the seconds from each event to the next step, in parts."""
     found = {}
-    with Agents(folder, Path(__file__), folder) as agents:
+    with Agents(folder, Path(__file__), folder, ranks=RANKS) as agents:
 
         def steps(size: int, after: float = 0.0) -> list[dict[str, Any]]:
             log = folder / "log.jsonl"
@@ -140,10 +140,10 @@ def scenario(folder: Path) -> dict[str, dict[str, float]]:
 
         agents.start()
         agents.start()
-        settled(2)
-        measure("a rank is killed, both nodes go on", 2, agents.kill_rank)
-        measure("a node is killed, the other goes on", 1, agents.kill_node)
-        measure("a node joins", 2, agents.start)
+        settled(2 * RANKS)
+        measure("one of four ranks is killed, both nodes go on", 2 * RANKS, agents.kill_rank)
+        measure("a node is killed, the other goes on", RANKS, agents.kill_node)
+        measure("a node joins", 2 * RANKS, agents.start)
         (folder / "end").touch()
         status = agents.wait()
         assert status == [0, -signal.SIGKILL, 0], agents.output()
