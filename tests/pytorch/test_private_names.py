@@ -165,7 +165,7 @@ class HalfUsed(nn.Module):
 
 
 def test_gradients_that_fsdp2_will_reduce(world: None) -> None:
-    """Those of this pass, those of earlier passes that were not reduced, and zeros if the model asks for them."""
+    """It reduces gradients of this pass and unreduced ones of earlier passes, and zeros if the model asks for them."""
     model = fully_shard(HalfUsed())
     (group,) = private.parameter_groups(model)
     numbers = []
