@@ -112,6 +112,7 @@ build/$(MPI4PY)/.fetched: | $(VENV)/.tools
 
 # What `make test` leaves out is marked slow; property tests try a fifth of their examples.
 QUICK := -m "not slow" --hypothesis-profile quick
+test-all: QUICK :=
 # Workers share the files; what needs the cores for itself comes last, one test after the other. Quick tests wait more
 # than they compute, so that more workers than cores are faster; test-all has sanitizers and jobs of eight ranks.
 WORKERS ?= $(if $(filter test-all,$(MAKECMDGOALS)),2,$(shell expr $$(getconf _NPROCESSORS_ONLN) + 2))
@@ -123,7 +124,7 @@ test test-all: $(VENV)/.torch
 ifeq ($(TEST_MPIS),openmpi,mpich)
 	@$(MAKE) --no-print-directory MPI=mpich .venv-mpich/.torch
 endif
-	$(VENV)/bin/python -m pytest --mpi $(TEST_MPIS) $(if $(filter test,$@),$(QUICK)) $(SHARED) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest --mpi $(TEST_MPIS) $(QUICK) $(SHARED) $(PYTEST_ARGS)
 
 test-mpi-%: install
 	$(VENV)/bin/python -m pytest tests/mpi/test_mpi.py --mpi $(MPI) --ranks $* $(PYTEST_ARGS)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
+from logs import logged
 from mpi.world import raised
 from mpi4py import MPI
 
@@ -15,22 +14,6 @@ from compcoll import AccuracyWarning, Communicator, ErrorFeedback, Int8, MinMax
 from compcoll.errors import CollectiveMismatch, InvalidArgument
 
 X = np.linspace(-1, 1, 4096, dtype=np.float32)
-
-
-@contextmanager
-def logged(level: int) -> Iterator[list[logging.LogRecord]]:
-    """What the logger logs from a level on."""
-    records: list[logging.LogRecord] = []
-    log, handler = logging.getLogger("compcoll"), logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
-    before = log.level
-    log.setLevel(level)
-    log.addHandler(handler)
-    try:
-        yield records
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
 
 
 def check_rank_0_warns_once(comm: MPI.Intracomm) -> None:

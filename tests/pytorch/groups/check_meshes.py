@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from logs import logged
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -207,18 +208,6 @@ def check_modules_on_several_meshes() -> None:
         training.compression.free()
 
 
-class Records(logging.Handler):
-    """Keeps what `compress` logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("compress: "):
-            self.kept.append(record)
-
-
 def check_rank_0_logs_all_averages_in_one_line() -> None:
     """It warns only if neither the reduce-scatter nor the all-reduce between replicas compresses anything."""
     _, whole = grid()
@@ -238,24 +227,17 @@ def check_rank_0_logs_all_averages_in_one_line() -> None:
         (net_on("hsdp experts")[0], "auto", logging.WARNING, [scatter, between, "nothing will be compressed"], []),
         (net_of(alone["e"], whole), "direct", logging.INFO, [scatter], [between, "one rank"]),
     ]
-    logger, handler = logging.getLogger("compcoll"), Records()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        for net, algorithm, expected, present, absent in cases:
-            handler.kept.clear()
+    for net, algorithm, expected, present, absent in cases:
+        with logged(logging.INFO) as records:
             compression: Any = compcoll.torch.compress(net, "int8", algorithm=algorithm, **EVERY)
-            compression.free()
-            every: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(every, [(record.levelno, record.getMessage()) for record in handler.kept])
-            ((level_of, message),) = every[0]
-            assert not any(every[1:]), every
-            assert level_of == expected, message
-            assert all(text in message for text in present) and not any(text in message for text in absent), message
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+        compression.free()
+        own = [(record.levelno, record.getMessage()) for record in records]
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, [each for each in own if each[1].startswith("compress: ")])
+        ((level, message),) = every[0]
+        assert not any(every[1:]), every
+        assert level == expected, message
+        assert all(text in message for text in present) and not any(text in message for text in absent), message
 
 
 def check_a_model_without_parameters_is_refused() -> None:
