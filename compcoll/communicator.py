@@ -13,7 +13,7 @@ from .deprecated import renamed_attribute, warn
 from .errors import CommunicatorBroken, CompcollError, InvalidArgument, ReferenceMismatch
 from .execute import observation
 from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, driven, named_codec, store_account
-from .execute.engine import Engine, Request, under_way
+from .execute.engine import Engine, OneCall, Request, busy, under_way
 from .execute.failure_detector import FailureDetector
 from .execute.failures import as_failure
 from .execute.gpu import DeviceCollectives
@@ -157,6 +157,7 @@ class Communicator(Methods):
             sleeps=progress == "sleep",
             private=transport.blocks,
         )
+        self._one_call = OneCall()
         self._slots = Slots(transport, device.empty_bytes)
         self._trace = Trace.of(transport)
         self._programs = Programs(transport, self._handshake, traced=self._trace is not None)
@@ -268,19 +269,20 @@ class Communicator(Methods):
 
     def free(self) -> None:
         """Complete all collectives under way and free the private MPI communicator. Collective."""
-        if self._broken is None:
-            self._engine.drain()
-            self._programs.free()
-            if self._gpu is not None:
-                self._gpu.free()
-            self._transport.free()
+        with self._one_call:
+            if self._broken is None:
+                self._engine.drain()
+                self._programs.free()
+                if self._gpu is not None:
+                    self._gpu.free()
+                self._transport.free()
         self._engine.close()
         self._broken = CommunicatorBroken("it was freed")
 
     def invalidate(self, error: CommunicatorBroken, forked: bool) -> None:
         """Make the communicator unusable without calling MPI (implements `compcoll.lifetime.Invalidatable`)."""
         if forked:
-            self._engine.lock = RLock()
+            self._engine.lock, self._one_call = RLock(), OneCall()
         if self._broken is None:
             self._broken = error
         self._engine.fail(error)
@@ -329,18 +331,19 @@ class Communicator(Methods):
         PeerTimeout, PeerFailed, CommunicatorBroken
             As in collectives.
         """
-        self._check_usable()
-        self._sequence_number += 1
-        own = call.here() if self._debug else call
-        ticket, steps = self._next_ticket(), self._handshake.agree(own, FREE)
-        try:
-            if ticket.before is not None:
-                self._engine.drive(ticket.Test, timeout, lambda: "the handshakes before")
-            self._engine.follow(steps, call.call, timeout)
-        except BaseException as error:
-            self._failed(error)
-        finally:
-            ticket.used = True
+        with self._one_call:
+            self._check_usable()
+            self._sequence_number += 1
+            own = call.here() if self._debug else call
+            ticket, steps = self._next_ticket(), self._handshake.agree(own, FREE)
+            try:
+                if ticket.before is not None:
+                    self._engine.drive(ticket.Test, timeout, lambda: "the handshakes before")
+                self._engine.follow(steps, call.call, timeout)
+            except BaseException as error:
+                self._failed(error)
+            finally:
+                ticket.used = True
 
     def call(self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Any:
         """Run a collective; see `Methods.call`.
@@ -354,6 +357,16 @@ class Communicator(Methods):
             return _handed_over(result, x, out)
         if observation.watch._is_profiler_enabled and not self._shown:
             return self._show(collective, x, param, out, feedback, asked)
+        one_call = self._one_call
+        if one_call.entered:
+            raise busy()
+        one_call.entered = True  # as `with one_call` does, but faster
+        try:
+            return self._call(collective, x, param, out, feedback, asked)
+        finally:
+            one_call.entered = False
+
+    def _call(self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Any:
         started = perf_counter()
         plan, buffers = self._check(collective, x, param, out, feedback, asked)
         spins, sleeps = self._engine.alone
@@ -417,23 +430,26 @@ class Communicator(Methods):
             request = self.start(collective, seen, param, memory, feedback, asked)
             request.finish = partial(_handed_over, x=x, out=out)
             return request
-        return self._start(collective, *self._check(collective, x, param, out, feedback, asked))
+        with self._one_call:
+            return self._start(collective, *self._check(collective, x, param, out, feedback, asked))
 
     def prepare(
         self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
     ) -> PersistentRequest:
         """Prepare a collective that can be started repeatedly; the parameters are those of `call`."""
         memory, result = (x, out) if type(x) is ndarray or not is_foreign(x) else self._seen(collective, x, out)
-        plan, buffers = self._check(collective, memory, param, result, feedback, asked)
+        with self._one_call:
+            plan, buffers = self._check(collective, memory, param, result, feedback, asked)
 
         def begin(request: PersistentRequest) -> None:
-            self._check_usable()
-            run = plan, buffers
-            if buffers.order is not None:  # on a GPU: the run follows the work that the caller has launched so far
-                run = self._check(collective, memory, param, buffers.result, feedback, asked)
-            elif feedback is not None:
-                run = plan, self._collectives.fed_back(plan, buffers, feedback)
-            self._start(collective, *run, request)
+            with self._one_call:
+                self._check_usable()
+                run = plan, buffers
+                if buffers.order is not None:  # on a GPU: the run follows the work that the caller has launched so far
+                    run = self._check(collective, memory, param, buffers.result, feedback, asked)
+                elif feedback is not None:
+                    run = plan, self._collectives.fed_back(plan, buffers, feedback)
+                self._start(collective, *run, request)
             if memory is not x:
                 request.finish = partial(_handed_over, x=x, out=out)
 
@@ -453,7 +469,8 @@ class Communicator(Methods):
 
     def _show(self, *given: Any) -> Any:
         """Run a blocking collective, and show it in profiles and in the log. Its arguments are those of `call`."""
-        name = self._name(*self._check(*given))
+        with self._one_call:
+            name = self._name(*self._check(*given))
         self._shown = True
         try:
             with observation.in_profiles(name):

@@ -14,6 +14,7 @@
     ├── PeerTimeout (TimeoutError)          a rank did not send its message in time
     ├── PeerFailed (RuntimeError)           a rank has died
     ├── CommunicatorBroken (RuntimeError)   used after a collective failed, or after free()
+    ├── CommunicatorBusy (RuntimeError)     used by two threads at the same time
     ├── CollectiveFailed (RuntimeError)     another error, such as MPI's, on a rank: see its cause
     ├── UnsupportedRecovery (RuntimeError)  MPI cannot continue without a rank that has died
     ├── MPIMissing (RuntimeError)           mpi4py is not installed, or finds no MPI library
@@ -126,6 +127,13 @@ class PeerFailed(CompcollError, RuntimeError):
 
 class CommunicatorBroken(CompcollError, RuntimeError):
     """The communicator cannot be used: a collective failed, another rank gave up, or it or MPI has ended."""
+
+
+class CommunicatorBusy(CompcollError, RuntimeError):
+    """Another thread is in a call of this communicator. The call was refused on this rank; the other thread's goes on.
+
+    Give each thread a communicator of its own, or let the threads take turns, in the same order on all ranks.
+    """
 
 
 class CollectiveFailed(CompcollError, RuntimeError):

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from .. import lifetime
-from ..errors import CompcollError
+from ..errors import CommunicatorBusy, CompcollError
 from ..kernels._host import Collective, poll, sleeps_within
 from ..pending import OrderingTicket, Pending, Steps, WaitPolicy, give_way, spin_seconds, start_thread
 from ..stats import Stats
@@ -205,6 +205,42 @@ class Request:
         self.done = True
         if self.on_end is not None:
             self.on_end()
+
+
+class OneCall:
+    """A context for one call of a communicator at a time, since calls share messages and memory.
+
+    Attributes
+    ----------
+    entered : bool
+        Whether a call is in it. Between a test of this and its assignment nothing is called, so no other thread runs.
+
+    Raises
+    ------
+    CommunicatorBusy
+        If a call is in it, of another thread or of one that interrupted.
+    """
+
+    __slots__ = ("entered",)
+
+    def __init__(self) -> None:
+        self.entered = False
+
+    def __enter__(self) -> None:
+        if self.entered:
+            raise busy()
+        self.entered = True
+
+    def __exit__(self, *error: object) -> None:
+        self.entered = False
+
+
+def busy() -> CommunicatorBusy:
+    """Return the error of a call while another one is in `OneCall`."""
+    return CommunicatorBusy(
+        "another thread is in a call of this communicator: give each thread a Communicator of its own, or let the "
+        "threads take turns, in the same order on all ranks"
+    )
 
 
 class Engine:

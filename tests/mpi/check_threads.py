@@ -1,14 +1,17 @@
-"""Threads: each has a communicator of its own, and all of them work at once."""
+"""Threads: each has a communicator of its own, and all work at once; two in one communicator are refused."""
 
 from __future__ import annotations
 
 import threading
+import time
 import unittest
 
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 from compcoll import Communicator
+from compcoll.errors import CommunicatorBusy
 
 ROUNDS = 40
 WAYS = [(None, "auto"), ("minmax", "ring"), ("zfp", "direct"), (None, "native"), (None, "shared_memory")]
@@ -45,3 +48,25 @@ def check_threads_on_communicators_of_their_own(comm: MPI.Intracomm) -> None:
         assert not errors, errors
         for communicator in communicators:
             communicator.free()
+
+
+def check_second_thread_is_refused(comm: MPI.Intracomm) -> None:
+    """While a thread is in a blocking call, other threads' calls are refused at once, and its own goes on."""
+    communicator = Communicator(comm, timeout=40)
+    x = np.full(5000, 1.0 + comm.rank, np.float32)
+    results: list[np.ndarray] = []
+    thread = threading.Thread(target=lambda: results.append(communicator.allreduce(x, algorithm="ring")))
+    if comm.rank != 0:  # these ranks' threads wait for rank 0, which comes when all have tried
+        thread.start()
+        while communicator.sequence_number == 0:
+            time.sleep(0.001)
+        for call in (communicator.allreduce, communicator.iallreduce, communicator.allreduce_init):
+            with pytest.raises(CommunicatorBusy, match="another thread"):
+                call(x)
+    comm.gather(None, root=0)
+    if comm.rank == 0:
+        thread.start()
+    thread.join()
+    assert np.abs(results[0] - comm.size * (comm.size + 1) / 2).max() < 1e-3
+    assert np.array_equal(communicator.allreduce(x, algorithm="ring"), results[0])
+    communicator.free()
