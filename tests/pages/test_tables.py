@@ -129,10 +129,39 @@ def test_rows_of_reliability() -> None:
     record = Record(Path("reliability.json"))
     outputs = {"1": {"passed": 2, "failed": 0}, "2": {"passed": 2, "failed": 1}, "3": {}}
     for name, outcomes in outputs.items():
-        results = reliability._rows({"outcomes": outcomes, "figures": ["a|b", "c"]})
+        results = reliability._rows({"outcomes": outcomes, "figures": []})
         record.cases[name] = Case("pytest", remark="promised", run=run, results=results, others_percent=7.0)
     record.cases["4"] = Case("pytest", remark="promised", missing="failed with exit status 124")
     lines = list(reliability._table(record))[2:]
-    assert lines[0] == "| 1 | promised | 2 passed in 3 s | a/b<br>c | 2026-01-02, `abc`, others used 7 % |"
+    assert lines[0] == "| 1 | promised | 2 passed in 3 s | 2026-01-02, `abc`, others used 7 % |"
     assert "**2 passed, 1 failed** in 3 s" in lines[1] and "**no test ran** in 3 s" in lines[2]
     assert "**failed with exit status 124** |" in lines[3]
+    assert not list(reliability._figures(record)), "no case has figures"
+
+
+def test_figures_of_reliability_have_rows_of_their_own() -> None:
+    figures = ["a|b: 1", "spin, 2 ranks: 2.50 s (sleeps came up to 0.01 s late)", "alone", "c: 2: 3"]
+    record = Record(Path("reliability.json"))
+    record.cases = {
+        "1": Case("pytest", remark="promised", results=reliability._rows({"outcomes": {}, "figures": figures})),
+        "2": Case("pytest", remark="nothing to show", results=reliability._rows({"outcomes": {}, "figures": []})),
+    }
+    text = "\n".join(reliability._figures(record))
+    assert text.startswith("### Case 1\n\npromised.\n\n| figure | value |\n|---|---|\n| a/b | 1 |\n| c | 2: 3 |\n")
+    assert (
+        "| wait | ranks | error after, s | sleeps late by up to, s |\n|---|---|---|---|\n| spin | 2 | 2.50 | 0.01 |"
+        in text
+    )
+    assert text.endswith("| figure |\n|---|\n| alone |") and "Case 2" not in text
+
+
+def test_each_figure_of_reliability_is_shown_once_in_short_cells() -> None:
+    record = reliability.PAGES[0].record()
+    lines = [line for case in record.measured().values() for row in case.results for line in row["seen"]]
+    shown = [line for line in reliability._figures(record) if line.startswith("| ")]
+    heads = {head for _, head in reliability._KINDS}
+    rows = [line for line in shown if tuple(line[2:-2].split(" | ")) not in heads]
+    assert len(rows) == len(lines) > 100
+    assert max(len(cell) for line in rows for cell in line.split("|")) <= 300
+    for _, head in reliability._KINDS[:-1]:
+        assert f"| {' | '.join(head)} |" in shown, "no figure of the record has this form"
