@@ -5,7 +5,7 @@
     python3 launch/gpu_check.py first                # there, in a copy of the repository with build/gpu/pack
     python3 launch/gpu_check.py first --only codecs  # some steps again, within 170 seconds
     python launch/gpu_check.py first --rehearse      # here: run every step up to its first use of a GPU
-    python launch/gpu_check.py figures FOLDER...     # here: put results into docs/gpu.md and README.md
+    python launch/gpu_check.py figures FOLDER...     # here: put results into README.md and pages of docs
 
 "Here" is a machine with a network; "there" is the machine with the GPU. After each step, `first` writes summary.txt,
 results.json, timeline.png and logs.zip into --out. Its output ends with the summary. The exit status is 0 if every step
@@ -140,7 +140,7 @@ class Outcome(NamedTuple):
 
 
 def steps() -> list[Step]:
-    """Return all steps, in the order in which they run. docs/gpu.md says what each step proves."""
+    """Return all steps, in the order in which they run. docs/internals/gpu.md says what each step proves."""
     python, mpirun = sys.executable, [sys.executable, "launch/mpirun", "-n", "2", "python"]
     sanitizer = shutil.which(_SANITIZER, path=f"{os.environ['PATH']}{os.pathsep}{_CUDA}")
     speed = [python, "-m", "osu_like_bench", "codecs", "--device", "cuda", "--size", "256M", "--time-cap", "0.15"]
@@ -522,7 +522,10 @@ BEGIN, END = "<!-- by launch/gpu_check.py figures -->\n", "<!-- end of the figur
 
 
 def figures(folders: Sequence[Path], root: Path = REPOSITORY) -> None:
-    """Write the measurements of runs into docs/gpu.md and README.md, between their marks. A step's last run counts."""
+    """Write the measurements of runs into README.md, docs/gpu.md and docs/internals/gpu.md, between their marks.
+
+    A step's last run counts.
+    """
     done: dict[str, tuple[bool, str, str]] = {}
     results: dict[str, Any] = {name: [] for name in MEASURING}
     for folder in folders:
@@ -538,30 +541,27 @@ def figures(folders: Sequence[Path], root: Path = REPOSITORY) -> None:
     text += f" Steps that failed: {', '.join(failed)}." if failed else ""
     short = textwrap.fill(text, 120, break_on_hyphens=False)
     parts = [_table(("step", "outcome", "run on"), *((name, text, run_on) for name, (_, text, run_on) in done.items()))]
-    if results["codecs"]:
-        parts += _speeds(results["codecs"])
+    if goals := [f"- {r['codec']}, {r['operation']}: {goal(r)}" for r in results["codecs"] if goal(r)]:
+        parts.append("\n".join(["Goals:\n", *goals]))
     if timelines := [r for r in results["timeline"] + results["processes"] if r["rank"] == 0]:
         rows = ((r["processes"], r["segment"], f"{r['ms']:.2f}", hidden(r)) for r in timelines)
         parts.append(_table(("processes", "segment, bytes", "64 MB, ms", "overlap of rank 0"), *rows))
     if (root / "docs" / "gpu-timeline.png").exists():
-        parts.append("![Kernels, copies and messages of an allreduce on one clock](gpu-timeline.png)")
+        parts.append("![Kernels, copies and messages of an allreduce on one clock](../gpu-timeline.png)")
     _quote(root / "README.md", short)
-    _quote(root / "docs" / "gpu.md", short, *parts)
+    _quote(root / "docs" / "gpu.md", short, *_speeds(results["codecs"]))
+    _quote(root / "docs" / "internals" / "gpu.md", short, *parts)
 
 
 def _speeds(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Return paragraphs: a table of the kernels' speeds, and their goals."""
+    """Return paragraphs: a table of the kernels' speeds; none if they were not measured."""
     operations = list(dict.fromkeys(r["operation"] for r in records))
     speeds: dict[str, dict[str, str]] = {}
     for r in records:
         speeds.setdefault(r["codec"], {})[r["operation"]] = f"{r['throughput']:.0f} ({r['copy_fraction']:.2f})"
     rows = ((codec, *(found.get(name, "") for name in operations)) for codec, found in speeds.items())
-    goals = [f"- {r['codec']}, {r['operation']}: {goal(r)}" for r in records if goal(r)]
-    return [
-        "GB/s of uncompressed bytes; in brackets: bytes moved each second, as a part of a copy's.",
-        _table(("codec", *operations), *rows),
-        "\n".join(["Goals:\n", *goals]),
-    ]
+    unit = "GB/s of uncompressed bytes; in brackets: bytes moved each second, as a part of a copy's."
+    return [unit, _table(("codec", *operations), *rows)] if records else []
 
 
 def _table(*rows: Sequence[Any]) -> str:

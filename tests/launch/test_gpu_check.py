@@ -92,7 +92,7 @@ def test_steps_have_the_libraries_of_this_python_and_what_the_pack_has_in_lib(wo
 
 
 def test_steps_are_explained_and_run_files_that_are_here() -> None:
-    found, page = gpu_check.steps(), (gpu_check.REPOSITORY / "docs" / "gpu.md").read_text()
+    found, page = gpu_check.steps(), (gpu_check.REPOSITORY / "docs" / "internals" / "gpu.md").read_text()
     assert [each.name for each in found if f"`{each.name}`" not in page] == []
     assert sum(each.seconds for each in found) == gpu_check.SECONDS
     for each in found:
@@ -273,16 +273,18 @@ def test_summary_and_pages_have_the_figures(work: Path) -> None:
     assert any(line.endswith("CUDA IPC") for line in lines) and any(line.endswith("by pinned memory") for line in lines)
     assert "3.00 ms; kernels 1.00 ms, wire 2.00 ms, of the shorter 95% hidden (reached: 90%)" in lines
     assert "2 programs were not brought and compiled there" in lines
-    for name in ("README.md", "docs/gpu.md"):
+    names = ("README.md", "docs/gpu.md", "docs/internals/gpu.md")
+    for name in names:
         (work / name).parent.mkdir(exist_ok=True)
         shutil.copy(gpu_check.REPOSITORY / name, work / name)
-    before = (work / "docs" / "gpu.md").read_text()
+    before = {name: (work / name).read_text().partition(gpu_check.END)[2] for name in names}
     for _ in range(2):
         gpu_check.figures([work / "out"], work)
-        page = (work / "docs" / "gpu.md").read_text()
-        assert page.count("| zfp rate=8 | 1000 (0.50) |") == 1 and "gpu-timeline.png" in page
-        assert page.count("- zfp rate=8, encode: 0.43 of a copy's") == 1
-        assert page.partition(gpu_check.END)[2] == before.partition(gpu_check.END)[2]
+        _, page, internals = pages = [(work / name).read_text() for name in names]
+        assert page.count("| zfp rate=8 | 1000 (0.50) |") == 1 and "gpu-timeline.png" not in page
+        assert "](../gpu-timeline.png)" in internals and "| zfp rate=8 |" not in internals
+        assert internals.count("- zfp rate=8, encode: 0.43 of a copy's") == 1
+        assert [text.partition(gpu_check.END)[2] for text in pages] == list(before.values())
         assert (work / "README.md").read_text().count("Run on some GPU, 1.0, 2026-01-02, commit abc") == 1
     assert (work / "docs" / "gpu-timeline.png").read_bytes() == b"a picture"
     # Of a second run of some steps, only these are replaced, and each says on what it was run.
@@ -291,10 +293,10 @@ def test_summary_and_pages_have_the_figures(work: Path) -> None:
     gpu_check.WORK.joinpath("codecs.json").unlink()
     gpu_check.write([good._replace(text="mended")], about | {"commit": "def"}, work / "again")
     gpu_check.figures([work / "out", work / "again"], work)
-    page = (work / "docs" / "gpu.md").read_text()
-    assert "| bytes | mended | some GPU, 1.0, 2026-01-02, commit def |" in page
-    assert "| streams | exit status 1 | some GPU, 1.0, 2026-01-02, commit abc |" in page
-    assert "| zfp rate=8 | 1000 (0.50) |" in page and page.count("| 2 | 1048576 | 3.00 |") == 2
+    page, internals = ((work / "docs" / name).read_text() for name in ("gpu.md", "internals/gpu.md"))
+    assert "| bytes | mended | some GPU, 1.0, 2026-01-02, commit def |" in internals
+    assert "| streams | exit status 1 | some GPU, 1.0, 2026-01-02, commit abc |" in internals
+    assert "| zfp rate=8 | 1000 (0.50) |" in page and internals.count("| 2 | 1048576 | 3.00 |") == 2
     (work / "README.md").write_text("without marks")
     with pytest.raises(gpu_check.CheckError, match=r"README\.md has no lines"):
         gpu_check.figures([work / "out"], work)
