@@ -120,6 +120,17 @@ def test_every_algorithm_has_its_row() -> None:
         assert seconds.strip(), f"algorithms.md: seconds of {name}"
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_tests_that_pages_name_are_there(page: Path) -> None:
+    """Files of tests, and in a table's row the functions, in the files that the row names."""
+    for line in page.read_text().splitlines():
+        files = [DOCS.parent / name for name in re.findall(r"\btests/[\w/]+\.(?:py|cpp)\b", line)]
+        assert [file for file in files if not file.exists()] == []
+        names = re.findall(r"`(test_\w+)`", line) if line.startswith("|") and files else []
+        code = "\n".join(file.read_text() for file in files)
+        assert [name for name in names if f"def {name}(" not in code] == []
+
+
 def test_every_page_is_in_a_table_of_contents() -> None:
     """Sphinx says so, too, but is not everywhere."""
     pages = {path.relative_to(DOCS) for path in DOCS.rglob("*.md") if path.parent != DOCS / "site"}
