@@ -191,9 +191,11 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 def _owners(option: str) -> str:
     """Return which codecs have an option, for an error message; empty if none has it."""
-    classes = {name: cls for name, cls in sorted(codec_classes().items()) if is_dataclass(cls)}
-    names = [name for name, cls in classes.items() if option in {field.name for field in fields(cls)}]
-    return f" (an option of {', '.join(names)})" if names else ""
+    names = []
+    for name, cls in codec_classes().items():
+        if is_dataclass(cls) and option in {field.name for field in fields(cls)}:
+            names.append(name)
+    return f" (an option of {', '.join(sorted(names))})" if names else ""
 
 
 def _without_codec(options: Sequence[str], argument: str) -> str:
