@@ -191,7 +191,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 def _owners(option: str) -> str:
     """Return which codecs have an option, for an error message; empty if none has it."""
-    names = []
+    names: list[str] = []
     for name, cls in codec_classes().items():
         if is_dataclass(cls) and option in {field.name for field in fields(cls)}:
             names.append(name)
