@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .stats import Stats as Stats
     from .tools.check import check_codec as check_codec
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "api": "allgather allgather_init allgatherv allreduce allreduce_init alltoall alltoall_init alltoallv bcast "

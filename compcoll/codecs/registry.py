@@ -79,9 +79,8 @@ def get_codec(name: str, **options: Any) -> Codec:
         for option in options:
             if option not in allowed:
                 known = ", ".join(allowed)
-                raise InvalidArgument(
-                    f"codec {name!r} has no option {option!r}{meant(option, allowed)}: it takes {known}"
-                ) from None
+                hint = meant(option, allowed) or _owners(option)
+                raise InvalidArgument(f"codec {name!r} has no option {option!r}{hint}: it takes {known}") from None
         raise InvalidArgument(f"codec {name!r} cannot take {options}: {error}") from error
 
 
@@ -188,6 +187,15 @@ def meant(name: str, known: Iterable[str]) -> str:
     """Return a suggestion of a similar name; empty if there is none."""
     close = get_close_matches(str(name).lower(), known, 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _owners(option: str) -> str:
+    """Return which codecs have an option, for an error message; empty if none has it."""
+    names: list[str] = []
+    for name, cls in codec_classes().items():
+        if is_dataclass(cls) and option in {field.name for field in fields(cls)}:
+            names.append(name)
+    return f" (an option of {', '.join(sorted(names))})" if names else ""
 
 
 def _without_codec(options: Sequence[str], argument: str) -> str:

@@ -222,6 +222,22 @@ def residuals_of(
     return residuals
 
 
+def check_versions(states: Sequence[Any]) -> None:
+    """Check that no state was saved by a release with another format.
+
+    Raises
+    ------
+    InvalidArgument
+        If a state has another version.
+    """
+    for state in states:
+        if isinstance(state, Mapping) and state.get("version", _VERSION) != _VERSION:
+            raise InvalidArgument(
+                f"this state has version {state['version']!r}, but this release reads version {_VERSION}: do not load "
+                "it; training then continues without its residuals; see docs/upgrading.md"
+            )
+
+
 def chosen_from(
     states: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     rank: int,
@@ -231,12 +247,9 @@ def chosen_from(
 ) -> list[Mapping[str, Any]]:
     """Return the states whose residuals a rank takes over: the arguments and errors are those of `residuals_of`."""
     wanted = _KEYS.union(more)
-    for state in [states] if isinstance(states, Mapping) else states:
-        if isinstance(state, Mapping) and state.get("version", _VERSION) != _VERSION:
-            raise InvalidArgument(
-                f"this state has version {state['version']!r}, but this release reads version {_VERSION}: do not load "
-                "it; training then continues without its residuals"
-            )
+    every = [states] if isinstance(states, Mapping) else states
+    check_versions(every)
+    for state in every:
         if not isinstance(state, Mapping) or set(state).difference(optional) != wanted.difference(optional):
             needed = ", ".join(sorted(wanted))
             raise InvalidArgument(f"this is no state of such a compression, which has the keys {needed}")

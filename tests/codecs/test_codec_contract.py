@@ -156,6 +156,7 @@ def test_texts_make_every_codec(codec: Codec, data: st.DataObject) -> None:
             {},
             "codec 'zfp' has no option 'rte' (did you mean 'rate'?): it takes lossless, precision, rate,",
         ),
+        ("int8", {"rate": 8}, "codec 'int8' has no option 'rate' (an option of zfp): it takes block"),
         ("zfp:rate", {}, "codec='zfp:rate': 'rate' is not option=value: write NAME:option=value,option=value"),
         ("zfp:", {}, "codec='zfp:': '' is not option=value"),
         ("zfp:rate=8,", {}, "codec='zfp:rate=8,': '' is not option=value"),

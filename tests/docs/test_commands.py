@@ -67,6 +67,7 @@ NEEDED = {
     r"^make (bench|test|install|check|docs|MPI=)": "a clone of its own: CI makes these",
     r"^make (test-all|mutants|reliability|measurements|docs-links|gpu-rehearsal)": "an hour, root or the internet",
     r"^(\.venv/bin/)?python -m pytest": "the tests themselves",
+    r"^make dist|^git (commit|tag|push) |build/fresh": "a release, or several Pythons and a package index",
     r"^pip (install|download)": "a package index",
     r"^git clone ": "the repository's address",
     r"^(MASTER_ADDR=\S+ )?(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/pytorch has ours",

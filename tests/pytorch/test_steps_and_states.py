@@ -429,3 +429,18 @@ def test_what_is_sent_and_residuals_add_up(kind: Any) -> None:
             sent[np.abs(sent) < 1e-5] = 0
             np.testing.assert_allclose(mean, sent.sum(0) / np.maximum((sent != 0).sum(0), 1), atol=1e-5)
             assert 0 < np.count_nonzero(sent[0]) <= 41
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_of_earlier_releases_are_refused_by_version(kind: Any) -> None:
+    """Those of 0.2 held flat tensors: the version is looked at before shapes."""
+
+    def run(comm: Communicator) -> None:
+        _, kept = made(kind, model_of(), comm)
+        state = kept.state_dict()
+        state["version"] -= 1
+        state["residuals"] = {name: lost.reshape(-1) for name, lost in state["residuals"].items()}
+        with pytest.raises(InvalidArgument, match=r"has version 1, .* reads version 2"):
+            kept.load_state_dict(state)
+
+    on_ranks(1, run)

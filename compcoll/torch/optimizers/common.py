@@ -30,7 +30,7 @@ from ..buffers import COMPRESSIBLE, HostArray, array_of
 from ..groups.membership import check_group, communicator_of, device_of
 from ..hooks import register_hook
 from ..policy import try_codec
-from ..states import count_calls_with, residuals_of
+from ..states import check_versions, count_calls_with, residuals_of
 from ..training_stats import TrainingStats
 
 Ranks: TypeAlias = dist.ProcessGroup | Communicator
@@ -363,6 +363,7 @@ def read_states(
         return {name: values for name, values in given.items() if name not in gone}
 
     every: list[Any] = [states] if isinstance(states, Mapping) else list(states)
+    check_versions(every)
     every = [{k: fit(k, v) for k, v in state.items()} if isinstance(state, Mapping) else state for state in every]
     given = every[0] if isinstance(states, Mapping) else every
     residuals = residuals_of(given, rank, size, here, (*complete, *more), optional=("begun",))
