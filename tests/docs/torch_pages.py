@@ -70,9 +70,12 @@ class Model(nn.Module):
 def trained(page: str) -> tuple[nn.Module, Any]:
     """A model after two steps, and what averages its gradients or steps on this page."""
     model: nn.Module = Model()
-    inner = torch.optim.AdamW(model.parameters())
-    if page == "optimizers":
-        subject: Any = compcoll.torch.DiLoCo(model, inner, every=2, codec="int8")
+    subject: Any
+    inner: torch.optim.Optimizer = torch.optim.AdamW(model.parameters())
+    if page == "adam":
+        inner = subject = compcoll.torch.OneBitAdam(model, 1e-3, warmup=1)
+    elif page == "local-steps":
+        subject = compcoll.torch.DiLoCo(model, inner, every=2, codec="int8")
     elif page == "low-rank":
         subject = compcoll.torch.ACPSGD(model)
     else:
@@ -100,11 +103,17 @@ def given(page: str, text: str) -> dict[str, Any]:
         names["model"], subject = trained(page)
         states = [None] * ranks
         dist.all_gather_object(states, subject.state_dict())
-        names |= {"compression": subject, "diloco": subject, "states": states, "state": states[dist.get_rank()]}
+        names |= {
+            "compression": subject,
+            "diloco": subject,
+            "optimizer": subject,
+            "states": states,
+            "state": states[dist.get_rank()],
+        }
     elif "model" in loads:
         bare = any(wrap in text for wrap in WRAPS)
         names["model"] = Model() if bare else DistributedDataParallel(Model())
-    if "optimizer" in loads:
+    if "optimizer" in loads and "optimizer" not in names:
         names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.1, momentum=0.9)
     return names
 
