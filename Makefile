@@ -132,7 +132,8 @@ test-mpi-%: install
 test-torch: $(VENV)/.torch
 	timeout 900 $(VENV)/bin/python launch/mpirun -n 4 python tests/pytorch/backend/pytorch_suite.py
 
-# Each release of PyTorch in an environment of its own, for the table in docs/torch.md. Builds for GPUs are gigabytes.
+# Each release of PyTorch in an environment of its own, for the table in docs/internals/torch.md. Builds for GPUs are
+# gigabytes.
 TORCH_VERSIONS ?= 2.12.1 2.13.0 2.14.1
 torch-versions: $(TORCH_VERSIONS:%=torch-version-%)
 

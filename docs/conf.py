@@ -34,7 +34,7 @@ html_css_files = ["plots.css"]
 html_copy_source = False
 html_show_sphinx = False
 
-myst_heading_anchors = 4  # links such as torch.md#feedback mean headings, as on a forge
+myst_heading_anchors = 4  # links such as torch/ddp.md#feedback mean headings, as on a forge
 myst_enable_extensions = ["colon_fence", "attrs_inline"]
 
 highlight_language = "none"
