@@ -71,7 +71,7 @@ NEEDED = {
     r"^(MASTER_ADDR=\S+ )?(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/pytorch has ours",
     r"^(srun|sbatch|qsub|kubectl|docker)|SLURM_NTASKS": "a batch system, Kubernetes or Docker",
     r"launch/gpu-of-rank": "a GPU",
-    r"^(df|which|py-spy)\b": "nothing of compcoll's",
+    r"^(df|which|py-spy|export|cat)\b": "nothing of compcoll's",
     r"launch/gpu_(timeline|ipc|check)\.py": "a GPU, or a Python 3.12 and a package index",
 }
 """What commands need that tests have not."""
@@ -181,8 +181,9 @@ def test_code_compiles_and_knows_the_names(block: Block) -> None:
 
 def test_first_examples_print_what_they_say(tmp_path: Path, mpirun: Callable[..., Completed]) -> None:
     """All in one start of ranks."""
-    pages = ["README.md", "README.md", "docs/start/mpi.md", "docs/algorithms.md"]
+    pages = ["README.md", "README.md", "docs/start/mpi.md", "docs/own-codec.md"]
     code = {page: [block.text for block in blocks() if block[:2] == (page, "python")] for page in pages}
+    code["docs/own-codec.md"] = ["\n".join(code["docs/own-codec.md"])]
     program = tmp_path / "program.py"
     program.write_text("\n".join(code[page].pop(0) for page in pages))
     said = mpirun(4, program, timeout=100).stdout.strip().splitlines()
