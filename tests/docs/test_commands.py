@@ -68,7 +68,7 @@ NEEDED = {
     r"^make (test-all|mutants|reliability|measurements|docs-links|gpu-rehearsal)": "an hour, root or the internet",
     r"^(\.venv/bin/)?python -m pytest": "the tests themselves",
     r"^pip (install|download)": "a package index",
-    r"^(MASTER_ADDR=\S+ )?(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/pytorch has ours",
+    r"^([A-Z_]+=\S+ )?(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/pytorch has ours",
     r"^(srun|sbatch|qsub|kubectl|docker)|SLURM_NTASKS": "a batch system, Kubernetes or Docker",
     r"launch/gpu-of-rank": "a GPU",
     r"^(df|which|py-spy|export|cat)\b": "nothing of compcoll's",
