@@ -53,7 +53,7 @@ ELSEWHERE = {
     r"^(mpirun|COMPCOLL\S+ .*mpirun) .*python (that_program|first_sum|script)\.py": (
         "tests/docs/test_commands.py::test_first_examples_print_what_they_say"
     ),
-    r"launch/mpirun -n \d python script\.py": "tests/docs/test_commands.py::test_first_examples_print_what_they_say",
+    r"launch/mpirun -n \d python (script|first_sum)\.py": "tests/docs/test_commands.py::test_first_examples_print_what_they_say",
     r"^mpirun .*-m compcoll run .*poisson\.py": ("tests/reliability/test_solvers.py::test_the_program_runs_unchanged"),
     r"launch/netlab (up|check|run|down)|launch/netlab$": "tests/launch/test_netlab.py::test_allreduce_between_hosts",
     r"launch/gpu_check\.py figures": "tests/launch/test_gpu_check.py::test_summary_and_pages_have_the_figures",
@@ -71,7 +71,7 @@ NEEDED = {
     r"^([A-Z_]+=\S+ )?(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/pytorch has ours",
     r"^(srun|sbatch|qsub|kubectl|docker)|SLURM_NTASKS": "a batch system, Kubernetes or Docker",
     r"launch/gpu-of-rank": "a GPU",
-    r"^(df|which|py-spy|export|cat)\b": "nothing of compcoll's",
+    r"^(df|which|py-spy|export|cat|module)\b": "nothing of compcoll's",
     r"launch/gpu_(timeline|ipc|check)\.py": "a GPU, or a Python 3.12 and a package index",
 }
 """What commands need that tests have not."""
