@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Failing(Dithered):
 class OnGPU:
     """What compcoll takes for an array on a GPU."""
 
-    __cuda_array_interface__ = {"shape": (4,), "typestr": "<f4", "data": (4096, False), "version": 3}
+    __cuda_array_interface__: ClassVar = {"shape": (4,), "typestr": "<f4", "data": (4096, False), "version": 3}
 
 
 OnGPU.__module__, OnGPU.__qualname__ = "numba.cuda", "DeviceNDArray"

@@ -53,7 +53,9 @@ ELSEWHERE = {
     r"^(mpirun|COMPCOLL\S+ .*mpirun) .*python (that_program|first_sum|script)\.py": (
         "tests/docs/test_commands.py::test_first_examples_print_what_they_say"
     ),
-    r"launch/mpirun -n \d python (script|first_sum)\.py": "tests/docs/test_commands.py::test_first_examples_print_what_they_say",
+    r"launch/mpirun -n \d python (script|first_sum)\.py": (
+        "tests/docs/test_commands.py::test_first_examples_print_what_they_say"
+    ),
     r"^mpirun .*-m compcoll run .*poisson\.py": ("tests/reliability/test_solvers.py::test_the_program_runs_unchanged"),
     r"launch/netlab (up|check|run|down)|launch/netlab$": "tests/launch/test_netlab.py::test_allreduce_between_hosts",
     r"launch/gpu_check\.py figures": "tests/launch/test_gpu_check.py::test_summary_and_pages_have_the_figures",
