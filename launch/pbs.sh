@@ -12,4 +12,4 @@ if mpirun --version 2>&1 | grep -q "Open MPI"; then
 else
   hosts=(-f "$PBS_NODEFILE" -bind-to core)
 fi
-mpirun -n "$ranks" "${hosts[@]}" python -m osu_like_bench allreduce -m 16M --codec zfp --rate 8 --compare native,ring
+mpirun -n "$ranks" "${hosts[@]}" python -m osu_like_bench allreduce -m 16M --codec zfp:rate=8 --compare native,ring

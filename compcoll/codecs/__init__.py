@@ -8,6 +8,7 @@ from .additive import IntSum as IntSum
 from .additive import Sign as Sign
 from .base import Codec as Codec
 from .base import Coder as Coder
+from .base import ErrorBound as ErrorBound
 from .cast import Cast as Cast
 from .delta import Delta as Delta
 from .fp8 import FP8 as FP8
@@ -27,4 +28,4 @@ _IMPORTED = [value for value in tuple(vars().values()) if isinstance(value, type
 ALL = tuple(sorted((cls for cls in _IMPORTED if cls not in (Codec, NumpyCodec)), key=lambda cls: cls.name))
 
 # Type checkers cannot read such a list, and take the imports above for public without it.
-globals()["__all__"] = ["ALL", "Codec", "Coder", "NumpyCodec", *(cls.__name__ for cls in ALL)]
+globals()["__all__"] = ["ALL", "Codec", "Coder", "ErrorBound", "NumpyCodec", *(cls.__name__ for cls in ALL)]

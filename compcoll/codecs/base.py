@@ -129,6 +129,12 @@ class ErrorBound:
         Number of consecutive values that share a bound.
     relative, spread, absolute : float
         Factor of the block's largest magnitude, factor of its largest minus its smallest value, and a constant.
+
+    Examples
+    --------
+    >>> from compcoll.codecs import ErrorBound
+    >>> ErrorBound(block=256, relative=0.5 / 127)  # half a step of 127 to the largest magnitude of 256 values
+    ErrorBound(block=256, relative=0.003937007874015748, spread=0.0, absolute=0.0)
     """
 
     block: int = 1

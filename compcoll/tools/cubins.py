@@ -19,7 +19,7 @@ from ..gpu.programs import COMPUTED, Program, program
 from ..host.cores import affinity
 from .arguments import add_codec_options, chosen_codec
 
-EXAMPLE = "python -m compcoll cubins --arch 90 --codec zfp --rate 8"
+EXAMPLE = "python -m compcoll cubins --arch 90 --codec zfp:rate=8"
 
 
 def programs(codecs: list[Codec], dtype: str) -> list[Program]:

@@ -24,7 +24,7 @@ DESCRIPTION = (
     "auto chooses and why. Needs no MPI."
 )
 
-EXAMPLE = "python -m compcoll explain --bytes 16M --codec zfp --rate 8 -p 64"
+EXAMPLE = "python -m compcoll explain --bytes 16M --codec zfp:rate=8 -p 64"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

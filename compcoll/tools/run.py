@@ -19,7 +19,7 @@ DESCRIPTION = (
     "sums of floating-point values. At the end rank 0 prints to stderr what its collectives took, and what was saved."
 )
 
-EXAMPLE = "mpirun -n 4 python -m compcoll run --codec zfp --rate 16 program.py its arguments"
+EXAMPLE = "mpirun -n 4 python -m compcoll run --codec zfp:rate=16 program.py its arguments"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -42,7 +42,7 @@ DESCRIPTION = (
     "Runs compcoll's own allreduce algorithms on a virtual clock: messages and kernels take time, but "
     "nothing is sent or computed. Needs no MPI. docs/simulation.md describes the model."
 )
-EXAMPLE = "python -m compcoll simulate --ranks 256 --link 100gbit --latency 2us --codec zfp --rate 8"
+EXAMPLE = "python -m compcoll simulate --ranks 256 --link 100gbit --latency 2us --codec zfp:rate=8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

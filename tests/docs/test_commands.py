@@ -53,7 +53,9 @@ ELSEWHERE = {
     r"^(mpirun|COMPCOLL\S+ .*mpirun) .*python (that_program|first_sum|script)\.py": (
         "tests/docs/test_commands.py::test_first_examples_print_what_they_say"
     ),
-    r"launch/mpirun -n \d python script\.py": "tests/docs/test_commands.py::test_first_examples_print_what_they_say",
+    r"launch/mpirun -n \d python (script|first_sum)\.py": (
+        "tests/docs/test_commands.py::test_first_examples_print_what_they_say"
+    ),
     r"^mpirun .*-m compcoll run .*poisson\.py": ("tests/reliability/test_solvers.py::test_the_program_runs_unchanged"),
     r"launch/netlab (up|check|run|down)|launch/netlab$": "tests/launch/test_netlab.py::test_allreduce_between_hosts",
     r"launch/gpu_check\.py figures": "tests/launch/test_gpu_check.py::test_summary_and_pages_have_the_figures",
@@ -70,10 +72,10 @@ NEEDED = {
     r"^make dist|^git (commit|tag|push) |build/fresh": "a release, or several Pythons and a package index",
     r"^pip (install|download)": "a package index",
     r"^git clone ": "the repository's address",
-    r"^(MASTER_ADDR=\S+ )?(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/pytorch has ours",
+    r"^([A-Z_]+=\S+ )?(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/pytorch has ours",
     r"^(srun|sbatch|qsub|kubectl|docker)|SLURM_NTASKS": "a batch system, Kubernetes or Docker",
     r"launch/gpu-of-rank": "a GPU",
-    r"^(df|which|py-spy)\b": "nothing of compcoll's",
+    r"^(df|which|py-spy|export|cat|module)\b": "nothing of compcoll's",
     r"launch/gpu_(timeline|ipc|check)\.py": "a GPU, or a Python 3.12 and a package index",
 }
 """What commands need that tests have not."""
@@ -183,8 +185,9 @@ def test_code_compiles_and_knows_the_names(block: Block) -> None:
 
 def test_first_examples_print_what_they_say(tmp_path: Path, mpirun: Callable[..., Completed]) -> None:
     """All in one start of ranks."""
-    pages = ["README.md", "docs/start/mpi.md", "docs/algorithms.md"]
+    pages = ["README.md", "docs/start/mpi.md", "docs/own-codec.md"]
     code = {page: [block.text for block in blocks() if block[:2] == (page, "python")] for page in pages}
+    code["docs/own-codec.md"] = ["\n".join(code["docs/own-codec.md"])]
     program = tmp_path / "program.py"
     program.write_text("\n".join(code[page].pop(0) for page in pages))
     said = mpirun(4, program, timeout=100).stdout.strip().splitlines()
