@@ -68,7 +68,7 @@ def test_messages_are_true(group: str, tmp_path: Path) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    compare({name: text.replace(str(tmp_path / "config"), "/home/me/.config") for name, text in found.items()}, group)
+    compare({name: text.replace(str(tmp_path / "config"), "~/.config") for name, text in found.items()}, group)
 
 
 @pytest.mark.only_on("openmpi")
