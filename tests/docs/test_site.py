@@ -107,9 +107,7 @@ def named_in(cells: Iterable[str]) -> set[str]:
 
 def test_every_algorithm_has_its_row() -> None:
     rows = {next(iter(named_in([name])), ""): row for name, row in rows_of("algorithms.md", "`algorithm=`").items()}
-    assert set(rows) == set(ALGORITHMS), (
-        "algorithms.md: the table of all algorithms needs a row of each, and no other"
-    )
+    assert set(rows) == set(ALGORITHMS), "algorithms.md: the table of all algorithms needs a row of each, and no other"
     for name, record in ALGORITHMS.items():
         _, _, collectives, _, _, _, seconds, *_ = rows[name].split("|")
         assert named_in([collectives]) == set(record.collectives), f"algorithms.md: collectives of {name}"
