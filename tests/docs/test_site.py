@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -138,7 +139,7 @@ def named_in(cells: Iterable[str]) -> set[str]:
 
 def test_every_algorithm_has_its_row() -> None:
     rows = {next(iter(named_in([name])), ""): row for name, row in rows_of("algorithms.md", "`algorithm=`").items()}
-    assert set(rows) == set(ALGORITHMS), "the first table of algorithms.md needs a row of each algorithm, and no other"
+    assert set(rows) == set(ALGORITHMS), "algorithms.md: the table of all algorithms needs a row of each, and no other"
     for name, record in ALGORITHMS.items():
         _, _, collectives, _, _, _, seconds, *_ = rows[name].split("|")
         assert named_in([collectives]) == set(record.collectives), f"algorithms.md: collectives of {name}"
@@ -165,6 +166,40 @@ def test_every_page_is_in_a_table_of_contents() -> None:
             for name in (line for line in table.split() if not line.startswith(":")):
                 listed |= {path.relative_to(DOCS) for path in (DOCS / page).parent.glob(f"{name}.md")}
     assert pages == listed
+
+
+TASKS = {
+    "install without MPI": "start/torch.md",
+    "see whether it compresses": "working.md",
+    "AdamW": "training.md",
+    "what it loses": "working.md",
+    "why auto did not compress": "troubleshooting.md#nothing-was-compressed",
+    "two machines": "start/mpi.md#two-machines",
+    "eight nodes": "launching/torchrun.md",
+    "Slurm": "launching/slurm.md",
+    "Docker": "launching/docker.md",
+    "Trainer": "frameworks.md",
+    "JAX": "jax.md",
+    "resume": "howto.md#checkpoints",
+    "a codec of your own": "own-codec.md",
+    "a hang": "troubleshooting.md#it-hangs",
+}
+"""What a newcomer does first, and where it is described."""
+
+
+def links_of(page: Path) -> set[str]:
+    """Return the links of a page to pages, each with and without its place, relative to the folder of pages."""
+    found = re.findall(r"\]\(([\w./-]*\.md)?(#[\w-]+)?\)", page.read_text()) if page.exists() else []
+    paths = [(path and os.path.normpath(page.parent / path)) or str(page) for path, _ in found]
+    links = {(os.path.relpath(path, DOCS), place) for path, (_, place) in zip(paths, found, strict=True)}
+    return {path + place for path, place in links} | {path for path, _ in links}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_is_two_clicks_away(task: str) -> None:
+    once = links_of(DOCS / "index.md")
+    twice = {link for page in once for link in links_of(DOCS / page.partition("#")[0])}
+    assert TASKS[task] in once | twice
 
 
 def test_what_is_broken_is_found(check_pages: ModuleType, tmp_path: Path) -> None:
