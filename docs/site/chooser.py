@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,10 @@ def answers() -> dict[str, Any]:
     estimated error.
     """
     ways: dict[tuple[str, str], int] = {}
-    found = []
-    for size in SIZES:
-        for link in LINKS:
-            for nodes_ in NODES:
-                for per_node in PER_NODE:
-                    found.append(_answers(profile_of(link), World(nodes_ * per_node, per_node), parse_bytes(size), ways))
+    found = [
+        _answers(profile_of(link), World(count * per_node, per_node), parse_bytes(size), ways)
+        for size, link, count, per_node in product(SIZES, LINKS, NODES, PER_NODE)
+    ]
     settings = {"bytes": SIZES, "link": LINKS, "nodes": NODES, "per-node": PER_NODE, "error": ERRORS}
     return {"settings": settings, "ways": list(ways), "answers": found}
 
@@ -119,7 +118,7 @@ def form(table: dict[str, Any]) -> Iterator[str]:
             yield f'<div class="setting">{label}<select id="choose-{name}" name="{name}">{items}</select></div>'
     yield '<p class="chooser-answer" role="status" aria-live="polite"></p>'
     yield '<dl class="chooser-figures"></dl>'
-    yield '<p>The same from the command line, and the call in a program:</p>'
+    yield "<p>The same from the command line, and the call in a program:</p>"
     for name in ("command", "call"):
         yield f'<div class="highlight"><pre class="chooser-{name}"></pre></div>'
     yield "</form>"
