@@ -119,7 +119,7 @@ WORKERS ?= $(if $(filter test-all,$(MAKECMDGOALS)),2,$(shell expr $$(getconf _NP
 # Hundreds of interpreters import the same modules: none compiles them again.
 test test-all torch-versions: export PYTHONDONTWRITEBYTECODE :=
 SHARED = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
-test-all: $(VENV)/.frameworks $(VENV)/.programs build/$(MPI4PY)/.fetched
+test-all: $(VENV)/.frameworks $(VENV)/.programs $(VENV)/.browser build/$(MPI4PY)/.fetched
 test test-all: $(VENV)/.torch
 ifeq ($(TEST_MPIS),openmpi,mpich)
 	@$(MAKE) --no-print-directory MPI=mpich .venv-mpich/.torch
@@ -193,6 +193,11 @@ docs: $(VENV)/.docs
 	$(VENV)/bin/python -m sphinx -b html -q -W --keep-going docs build/site
 	$(VENV)/bin/python docs/site/check_pages.py build/site
 	@echo "build/site/index.html"
+
+# tests/docs/test_browser.py drives an installed Chromium: playwright's own is not fetched.
+$(VENV)/.browser: $(VENV)/.docs
+	$(PIP) install -q -c constraints.txt playwright axe-playwright-python
+	@touch $@
 
 docs-links: $(VENV)/.docs
 	$(VENV)/bin/python -m sphinx -b linkcheck -q docs build/links

@@ -24,6 +24,7 @@ extensions = [
     "numpydoc",
     "sphinx_design",
     "sphinx_copybutton",
+    "accessible",
     "chooser",
 ]
 exclude_patterns = ["site"]
@@ -31,6 +32,8 @@ html_theme = "furo"
 html_title = f"compcoll {release}"
 html_static_path = ["site/static"]
 html_css_files = ["plots.css"]
+html_js_files = [("scroll.js", {"defer": "defer"})]
+html_favicon = "site/static/favicon.svg"
 html_copy_source = False
 html_show_sphinx = False
 
@@ -38,7 +41,6 @@ myst_heading_anchors = 4  # links such as torch/ddp.md#feedback mean headings, a
 myst_enable_extensions = ["colon_fence", "attrs_inline"]
 
 highlight_language = "none"
-pygments_style = "friendly"
 default_role = "py:obj"  # `Codec.bias` in a docstring
 autodoc_typehints = "none"  # numpydoc's tables have them
 autodoc_member_order = "bysource"

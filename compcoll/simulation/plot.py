@@ -14,7 +14,7 @@ from ..tools.arguments import doubling
 from . import run as simulation
 from .run import Scenario, resized
 
-_COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
+_COLOURS = ("C0", "C1", "C2", "C3")
 
 
 def check(path: Path, option: str = "--plot") -> None:
@@ -98,8 +98,8 @@ def plot(
             place = {"transform": by_size.get_xaxis_transform(), "fontsize": 7}
             by_size.text(high, 0.02, f" {labels[second]}", rotation=90, **place)
     bound = [resized(scenario, ranks=ranks, nbytes=largest).bound * 1e3 for ranks in counts]
-    by_ranks.plot(counts, bound, color="black", linewidth=0.8, label="bound, uncompressed")
-    by_size.plot(sizes, [resized(scenario, nbytes=n).bound * 1e3 for n in sizes], color="black", linewidth=0.8)
+    by_ranks.plot(counts, bound, color="gray", linewidth=1.2, label="bound, uncompressed")
+    by_size.plot(sizes, [resized(scenario, nbytes=n).bound * 1e3 for n in sizes], color="gray", linewidth=1.2)
     by_ranks.set(xlabel="ranks", title=f"{largest / 2**20:g} MiB")
     by_size.set(xlabel="bytes", title=f"{scenario.ranks} ranks")
     by_ranks.legend(fontsize=8)

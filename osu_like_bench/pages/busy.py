@@ -155,7 +155,7 @@ def _plot(record: Record, folder: Path) -> None:
                 style, label = "-" if name == OWN[0] else "--", f"{case.remark}, {name}"
                 axes.plot(sizes, ratios, style, marker="o", markersize=3, color=f"C{index // 2}", label=label)
                 index += 1
-    axes.axhline(1, color="black", linewidth=0.8)
+    axes.axhline(1, color="gray", linewidth=1.2)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set(xlabel="buffer of each rank (bytes)", ylabel="mean time / mpi4py's own")

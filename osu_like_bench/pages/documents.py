@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..machine import REPOSITORY
+from .pictures import for_both_schemes
 from .records import Case, Record, Row, middle, why_older
 
 FOLDER = Path("docs/measurements")
@@ -167,5 +168,6 @@ class Page:
         text = filled(path.read_text(), lambda part, *words: self.parts[part](record, *words))
         path.write_text(text)
         if self.plot is not None:
-            self.plot(record, path.parent)
+            with for_both_schemes():
+                self.plot(record, path.parent)
         return text.count("| **missed**") + text.count(", **missed**")

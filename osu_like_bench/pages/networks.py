@@ -413,7 +413,7 @@ def _plot(record: Record, folder: Path) -> None:
         if sizes:
             style = "--" if name in BASELINES else "-"
             axes.plot(sizes, times, style, marker="o", markersize=4, color=f"C{index % 10}", label=name)
-    axes.axhline(1, color="black", linewidth=0.8)
+    axes.axhline(1, color="gray", linewidth=1.2)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_yticks([2, 1, 0.5, 0.25, 0.125], ["2", "1 (bound)", "1/2", "1/4", "1/8"])

@@ -159,7 +159,7 @@ def _plot(record: Record, folder: Path) -> None:
     betweens = list(dict.fromkeys(between for between, *_ in times))
     figure = Figure(figsize=(14, 9), layout="constrained")
     panels = figure.subplots(len(betweens), len(theirs), sharex=True)
-    colours = dict(zip(METHODS, ("tab:gray", "tab:orange", "tab:red", "tab:blue"), strict=True))
+    colours = dict(zip(METHODS, ("C7", "C1", "C3", "C0"), strict=True))
     for row, between in zip(panels, betweens, strict=True):
         for axes, (name, of) in zip(row, theirs.items(), strict=True):
             for method, colour in colours.items():

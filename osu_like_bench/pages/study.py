@@ -229,7 +229,7 @@ def _plot(study: Study, record: Record, folder: Path) -> None:
                 yerr=[[max(mean - min(of_seeds), 0)], [max(max(of_seeds) - mean, 0)]],
                 marker="x" if lost else "o",
                 capsize=2,
-                color="tab:red" if lost else "tab:blue",
+                color="C3" if lost else "C0",
             )
             axes.annotate(str(number), (method.times, mean), (4, 4), textcoords="offset points", fontsize=8)
             names.append(f"{number:2} {method.name.replace(baseline.removeprefix(BASELINE), '')}")
@@ -242,7 +242,7 @@ def _plot(study: Study, record: Record, folder: Path) -> None:
         axes.set_ylabel(f"{unit} (mean; bars: lowest and highest of the seeds)")
         axes.set_title(f"against {baseline}; crosses: without feedback")
         axes.grid(alpha=0.3)
-    figure.savefig(folder / f"{study.name}.png", dpi=100)
+    figure.savefig(folder / f"{study.name}.png", dpi=100, bbox_inches="tight")
 
 
 def by_muon(folder: Path) -> dict[str, Case]:
