@@ -23,7 +23,7 @@ from .cases import CASES, Case, Ranks
 from .contenders import Contender
 from .machine import describe, describe_mpi
 from .parser import sweeps
-from .report import Progress, Record, SweepTable, verdict
+from .report import Progress, Record, SweepTable, conclusion, fastest
 from .timing import Limits, Times, measure
 
 LARGE = 8192
@@ -64,7 +64,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
         with load.under(asked_load, first_on_node=ranks.first_on_node, barrier=ranks.comm.Barrier):
             records = _Sweep(case, codec, ranks, arguments).records(sizes, names, table, progress)
         if len(names) > 1:
-            progress.print(verdict(records, arguments.statistic))
+            if len(set(sizes)) > 1:
+                progress.print(fastest(records, arguments.statistic))
+            progress.print(conclusion(records, arguments.statistic))
     peers.leave_groups()
     return about, records
 
