@@ -91,6 +91,16 @@ COLUMNS: Mapping[str, Column] = {
 """Columns that ``--show`` can add to the times."""
 
 
+def _time_of(contender: str, field: str) -> Column:
+    """Make a column with one contender's times, for rows with all contenders."""
+    return Column(f"{contender}(us)", lambda row: row[contender][field], max(len(contender) + 6, 12), ".2f")
+
+
+def _ratio_of(contender: str) -> Column:
+    """Make a column with how many times as fast as the first a contender is, for rows with all contenders."""
+    return Column("", lambda row: f"({row[contender]['speedup']:.2f})", 8)
+
+
 class SweepTable(Table):
     """A table in OSU's form: one row per record, or one row per size with the contenders side by side.
 
@@ -111,12 +121,9 @@ class SweepTable(Table):
         self._first, self._side_by_side = first, len(names) > 1 and not full and not show
         columns = [Column(f"{head} Latency(us)", field, form=".2f")]
         if self._side_by_side:
-            columns = [Column(f"{first}(us)", lambda row: row[first][field], max(len(first) + 6, 12), ".2f")]
+            columns = [_time_of(first, field)]
             for name in names[1:]:
-                columns += [
-                    Column(f"{name}(us)", lambda row, name=name: row[name][field], max(len(name) + 6, 12), ".2f"),
-                    Column("", lambda row, name=name: f"({row[name]['speedup']:.2f})", 8),
-                ]
+                columns += [_time_of(name, field), _ratio_of(name)]
         elif len(names) > 1:
             columns.insert(0, Column("Contender", "contender", max(map(len, names)) + 3))
             columns.append(Column(f"{first}/this", "speedup", len(first) + 8, ".2f"))
