@@ -309,6 +309,8 @@ def _advice(rows: Sequence[Record], first: str, statistic: str) -> str:
     if _gain(best, auto, statistic) < _CLEARLY:
         return f'use algorithm="auto" (the default): it ran {ran}, {_compared(auto, by_name[first], statistic)}'
     slow = f"{best['contender']} is the fastest, {_compared(best, auto, statistic)}, which ran {ran}"
+    if best["algorithm"] == auto["algorithm"]:
+        return f"{slow}, too"
     if best["algorithm"] not in ALGORITHMS:
         return slow
     return f"{slow}; measure this machine for auto by: mpirun -n {best['ranks']} python -m compcoll tune"

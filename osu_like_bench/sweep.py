@@ -122,7 +122,8 @@ class _Sweep:
             progress.step(f"{size} bytes")
             shapes = case.shapes(length, p, rank)
             sent, got = (whole[: math.prod(s)].reshape(s) for whole, s in zip((x, out), shapes, strict=True))
-            rows = self._of_size(size, names, sent, got)
+            of_length = replace(self, case=replace(case, mean_length=length))
+            rows = of_length._of_size(size, names, sent, got)
             progress.print(*table.rows(rows))
             records += rows
         return records
@@ -159,7 +160,7 @@ class _Sweep:
             ran.seconds["device"] = there.seconds
         if self.case.spread:
             if contender.name != choose.NATIVE:
-                out[0] = returned  # compcoll's allgatherv has no out=
+                out[0] = returned  # compcoll's method has no out=
             found = verify_moved(self.case, self.ranks.comm, x, out)
         else:
             found = self._verified(ran.algorithm, ran.codec, x, out)
@@ -167,7 +168,7 @@ class _Sweep:
             "contender": contender.name,
             "algorithm": ran.algorithm,
             "codec": None if ran.codec is None else repr(ran.codec),
-            "ratio": ran.ratio,
+            "ratio": self.ranks.comm.allreduce(ran.ratio, max) if self.case.at_root else ran.ratio,
             "error": found.error,
             "error_max": found.error_max,
             "wrong": found.outside + (found.different if contender.same_bits else 0),

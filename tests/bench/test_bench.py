@@ -21,6 +21,7 @@ from compcoll import ZFP
 from compcoll.codecs import Codec
 from compcoll.codecs.sparse.sparsifier import WIRES
 from compcoll.errors import InvalidArgument
+from compcoll.plan.choose import NAMES, SPARSE
 from compcoll.sparse import TopK
 from compcoll.tools.arguments import add_codec_options, chosen_codec
 from osu_like_bench import UsageError, bounds, data, parser, selection
@@ -125,7 +126,7 @@ def test_the_time_cap_ends_a_measurement_on_all_ranks_at_once() -> None:
     assert taken.min >= 1.0
 
 
-COMMANDS = ["", "allreduce", "allgather", "reduce_scatter", "bcast", "alltoall", "codecs", "plot"]
+COMMANDS = ["", *NAMES, "codecs", "selection", "ddp", "plot"]
 BAD = [
     ("allreduce -m 6", "multiple of the element's 4 bytes: give 8"),
     ("allreduce -m 4:x", "such as 4096, 64K"),
@@ -145,6 +146,7 @@ BAD = [
     ("codecs --size 2", "multiple of the 4 bytes of a float32"),
     ("allreduce --codec intsum --compare p2p", "p2p_ring: intsum has no wire of its own"),
     ("bcast --codec intsum", "only allreduce can use it"),
+    ("alltoallv --codec int8", "without a codec only"),
     ("plot missing.json -o plot.png", "missing.json cannot be read"),
 ]
 ONE_AFTER_ANOTHER = """
@@ -310,6 +312,10 @@ def slow(*case: Any) -> Any:
         slow("allreduce --codec intsum --bits 16 --op mean", 2 * 3 / 4),
         ("allreduce --codec sign", 2 * 3 / 4),
         ("allgather --codec zfp --rate 16", 3 / 4),
+        ("reduce --codec int8", 1.0),
+        slow("reduce --codec zfp --rate 16 --dtype bfloat16 --op mean", 1.0),
+        slow("gather --codec int8", 3 / 4),
+        ("scatter --codec int8", 3 / 4),
         slow("reduce_scatter --codec zfp --rate 16 --dtype float64", 3 / 4),
         slow("bcast --codec minmax --bits 4", 1.0),
         slow("alltoall --codec zfp --tolerance 1e-5", 3 / 4),
@@ -317,16 +323,16 @@ def slow(*case: Any) -> Any:
 )
 def test_collectives(words: str, factor: float, mpirun: MPIRun, tmp_path: Path) -> None:
     written = tmp_path / "bench.json"
-    algorithms = {"allreduce": "p2p,direct", "bcast": "binomial", "alltoall": "pairwise"}
-    additive = "intsum" in words or "sign" in words
-    others = "ring,direct" if additive else algorithms.get(words.split()[0], "ring,direct")
+    collective, additive = words.split()[0], "intsum" in words or "sign" in words
+    own = [name for name in NAMES[collective] if name not in ("native", "hierarchical", *SPARSE)]
+    others = "p2p,direct" if collective == "allreduce" and not additive else ",".join(own[-2:])
     compare = f"--compare native,auto,{others}"
     mpirun(4, "osu_like_bench", *f"{words} -m 64:32K {compare} -i 2 -x 1".split(), "--json", written)
     found = results(written)
     # What all ranks agree on cannot be made before they have met.
     uncompressed = {"native", "shared_memory"} | ({"dissemination"} if additive else set())
     assert found[-1]["size"] == 1 << 15
-    parts = 4 if words.startswith(("allgather", "alltoall")) else 1
+    parts = 4 if collective in ("allgather", "alltoall", "gather", "scatter") else 1
     for record in found:
         assert record["wrong"] == 0
         assert record["total_bytes"] == parts * record["size"]
@@ -374,6 +380,25 @@ def test_wrong_results_are_counted_and_end_with_status_1(harm: str, wrong: int, 
     if "rank == 1" in harm:
         assert record["different"] == 1
     assert record["wrong"] in (wrong, wrong + record["different"])
+
+
+@pytest.mark.first_mpi
+@pytest.mark.parametrize(
+    ("collective", "wrong"), [("gather", 3 * 1024), slow("reduce", 1024), slow("scatter", 3 * 1024)]
+)
+def test_wrong_results_count_on_ranks_that_get_one(collective: str, wrong: int, mpirun: MPIRun, tmp_path: Path) -> None:
+    script, written = tmp_path / "sabotage.py", tmp_path / "bench.json"
+    script.write_text(SABOTAGE.replace("HARM", "out[...] = 0"))
+    done = mpirun(3, script, collective, "-m", "4K", "-i", "2", "--json", written, check=False)
+    assert done.ranks[0].status == 1
+    assert [record["wrong"] for record in results(written)] == [wrong]
+
+
+def test_every_collective_of_the_library_is_a_case() -> None:
+    """In a process of its own, since the cases start MPI."""
+    program = "from osu_like_bench.cases import CASES; print(*CASES)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert set(done.stdout.split()) == set(NAMES)
 
 
 def test_one_rank_and_sizes_in_any_order(mpirun: MPIRun) -> None:
@@ -456,6 +481,10 @@ CONCLUSIONS: dict[str, tuple[list[Record], str]] = {
         "On one node, at 16 MiB, gloo is the fastest, 1.5 times as fast as auto, which ran shared_memory without "
         "compression.",
     ),
+    "a call of compcoll costs more than MPI's": (
+        at(16 << 20, ran="native", native=10, auto=12),
+        "On one node, at 16 MiB, native is the fastest, 1.2 times as fast as auto, which ran native, too.",
+    ),
     "auto is not there": (
         at(16 << 20, native=20, shared_memory=10),
         "On one node, at 16 MiB, shared_memory is the fastest, 2.0 times as fast as native.",
@@ -526,14 +555,20 @@ def test_wrong_choices_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "spread", ["linear", *(pytest.param(each, marks=pytest.mark.slow) for each in ("equal", "one"))]
+    ("collective", "spread"),
+    [
+        ("allgatherv", "linear"),
+        ("alltoallv", "linear"),
+        *(slow(name, spread) for name in ("allgatherv", "alltoallv") for spread in ("equal", "one")),
+    ],
 )
-def test_allgatherv(mpirun: MPIRun, tmp_path: Path, spread: str) -> None:
-    out = tmp_path / "allgatherv.json"
-    words = ["-m", "4K:8K", "--spread", spread, "--compare", "native,ring,direct", "-i", "3", "-x", "1"]
-    mpirun(3, "osu_like_bench", "allgatherv", *words, "--json", out)
+def test_parts_of_different_lengths(mpirun: MPIRun, tmp_path: Path, collective: str, spread: str) -> None:
+    out = tmp_path / "parts.json"
+    names = ["native", *(name for name in NAMES[collective] if name != "native")]
+    words = ["-m", "4K:8K", "--spread", spread, "--compare", ",".join(names), "-i", "3", "-x", "1"]
+    mpirun(3, "osu_like_bench", collective, *words, "--json", out)
     records = json.loads(out.read_text())["results"]
-    assert [record["contender"] for record in records] == ["native", "ring", "direct"] * 2
+    assert [record["contender"] for record in records] == names * 2
     assert all(record["wrong"] == 0 for record in records)
 
 
