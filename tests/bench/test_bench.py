@@ -338,7 +338,8 @@ def test_collectives(words: str, factor: float, mpirun: MPIRun, tmp_path: Path) 
         assert record["total_bytes"] == parts * record["size"]
         assert record["algbw"] == pytest.approx(record["total_bytes"] / record["avg_us"] / 1e3)
         assert record["busbw"] == pytest.approx(record["algbw"] * factor)
-        assert (record["codec"] is None) == (record["algorithm"] in uncompressed)
+        if record["contender"] != "auto" or "float16" not in words:  # auto may add halves by an algorithm of ours
+            assert (record["codec"] is None) == (record["algorithm"] in uncompressed)
 
 
 SABOTAGE = """
