@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .documents import Output, Page, machines, table
-from .records import CALLS, Case, Record, Row
+from .records import PROMISES, Case, Record, Row
 
 
 def _rows(output: Output) -> list[Row]:
@@ -35,4 +35,4 @@ def _table(record: Record) -> Iterator[str]:
     yield from table(("", "promise", "outcome", "seen", "when"), lines)
 
 
-PAGES = (Page("reliability", {"machine": machines, "rows": _table}, CALLS, rows=_rows, keep_failed=True),)
+PAGES = (Page("reliability", {"machine": machines, "rows": _table}, PROMISES, rows=_rows, keep_failed=True),)
