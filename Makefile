@@ -4,7 +4,7 @@
 MPI     ?= openmpi
 PYTHON  ?= python3
 NP      ?= 4
-BENCH   ?= allreduce -m 4:64M --codec zfp --rate 8 --compare native,shared_memory,ring,direct --time-cap 0.3
+BENCH   ?= allreduce -m 4,1K,16K,64K,256K,1M,4M,16M,64M --codec int8 --compare native,auto,ring,direct --statistic median
 PYTEST_ARGS ?=
 CASES   ?=
 comma   := ,
@@ -21,11 +21,11 @@ ifeq ($(VENV),)
 $(error MPI=$(MPI): expected openmpi, mpich, impi or system)
 endif
 
-EXTRAS.openmpi := openmpi,
-EXTRAS.mpich   := mpich,
-EXTRAS.impi    := impi,
-EXTRAS.system  := mpi,
-EXTRAS := $(EXTRAS.$(MPI))bench
+EXTRAS.openmpi := openmpi
+EXTRAS.mpich   := mpich
+EXTRAS.impi    := impi
+EXTRAS.system  := mpi
+EXTRAS := $(EXTRAS.$(MPI)),bench
 
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 KERNELS := CMakeLists.txt $(wildcard compcoll/kernels/*)
@@ -82,7 +82,7 @@ $(VENV)/.built: $(VENV)/.tools $(KERNELS)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.built
-	$(EDITABLE) -e '.[test,check,plot]'
+	$(EDITABLE) -e '.[test,check,plot,training]'
 	@touch $@
 
 # PyTorch is large, and only its own tests and measurements need it.

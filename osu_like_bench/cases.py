@@ -28,8 +28,10 @@ SPREADS: Mapping[str, Callable[[int, int], list[int]]] = {
     "linear": lambda length, p: [2 * length * (rank + 1) // (p + 1) for rank in range(p)],
     "one": lambda length, p: [length * p] + [0] * (p - 1),
 }
-"""Functions of a mean length and a number of ranks that return the length of each rank's contribution to allgatherv:
-all equal; growing with the rank; everything from rank 0.
+"""Functions of a mean length and a number of ranks that return a length for each rank: of its contribution to
+allgatherv, or of the part that every rank sends to it in alltoallv.
+
+All are equal, or they grow with the rank, or all but that of rank 0 are 0.
 """
 
 
@@ -55,8 +57,14 @@ class Case:
         Whether the collective adds the values of all ranks.
     same_everywhere : bool
         Whether all ranks get the same result.
+    rooted : bool
+        Whether the collective has a root, which is `ROOT`.
+    at_root : bool
+        Whether only the root gets a result.
     spread : str
-        For allgatherv, which has no codec, one of `SPREADS`; else empty.
+        For parts of different lengths, which are measured without a codec, one of `SPREADS`; else empty.
+    mean_length : int
+        With ``spread``, the mean length of a part.
     """
 
     name: str
@@ -69,23 +77,40 @@ class Case:
     size_is_split: bool = False
     reduces: bool = False
     same_everywhere: bool = True
+    rooted: bool = False
+    at_root: bool = False
     spread: str = ""
+    mean_length: int = 0
+
+    def _counts(self, ranks: int) -> list[int]:
+        return SPREADS[self.spread](self.mean_length, ranks)
+
+    def has_result(self, rank: int) -> bool:
+        """Return whether a rank gets a result."""
+        return rank == ROOT or not self.at_root
 
     def native(self, comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
         """Return mpi4py's call as a function without arguments."""
         method = getattr(comm, self.of_mpi)
         if self.name == "bcast":
             return partial(method, out, ROOT)
-        return partial(method, x, [out, comm.allgather(x.size)] if self.spread else out)
+        if self.spread:
+            counts = self._counts(comm.size)
+            if self.split_in:
+                return partial(method, [x, counts], [out, [counts[comm.rank]] * comm.size])
+            return partial(method, x, [out, counts])
+        return partial(method, x, out, **{"root": ROOT} if self.rooted else {})
 
     def compressed(self, comm: Communicator, x: Any, out: Any, **options: Any) -> Callable[[], Any]:
-        """Return compcoll's call as a function without arguments. Allgatherv returns its result, not ``out``."""
-        method, sent = getattr(comm, self.name), x if self.split_in else x[0]
+        """Return compcoll's call as a function without arguments. With ``spread`` it returns a new array."""
+        method = getattr(comm, self.name)
         if self.spread:
-            return partial(method, sent, **options)
-        root = (ROOT,) if self.name == "bcast" else ()
+            return partial(method, x[0], *([self._counts(comm.size)] if self.split_in else []), **options)
         got = out if self.split_in or self.split_out else out[0]
-        return partial(method, sent, *root, out=got, **options)
+        root = (ROOT,) if self.rooted else ()
+        return partial(
+            method, x if self.split_in else x[0], *root, out=got if self.has_result(comm.rank) else None, **options
+        )
 
     def length(self, nbytes: int, itemsize: int, ranks: int) -> int:
         """Return the number of elements in a part of messages of ``nbytes`` bytes; 0 if there would be none."""
@@ -99,23 +124,30 @@ class Case:
         """Return the shapes of a rank's input and output."""
         if self.spread:
             counts = SPREADS[self.spread](length, ranks)
+            if self.split_in:
+                return (1, sum(counts)), (1, ranks * counts[rank])
             return (1, counts[rank]), (1, sum(counts))
         return (ranks if self.split_in else 1, length), (ranks if self.split_out else 1, length)
 
     def prepare(self, x: Array, out: Array, rank: int) -> None:
-        """Fill the output with NaN, so that only the collective can make it correct; with x on the root of bcast."""
-        out.fill(np.nan)
+        """Fill the output with NaN, so that only the collective can make it correct; with x on the root of bcast.
+
+        Ranks that get no result have zeros.
+        """
+        out.fill(np.nan if self.has_result(rank) else 0)
         if self.name == "bcast" and rank == ROOT:
             np.copyto(out, x)
 
     def reference(self, comm: MPI.Intracomm, x: Array) -> Array:
-        """Return the result of MPI's collective in float64; not for allgatherv. Collective."""
+        """Return the result of MPI's collective in float64; not with ``spread``. Collective."""
         wide = np.ascontiguousarray(x, np.float64)
         out = np.empty(self.shapes(x.shape[1], comm.size)[1])
         self.prepare(wide, out, comm.rank)
         self.native(comm, wide, out)()
         return out
 
+
+_TO_ROOT: dict[str, Any] = {"same_everywhere": False, "rooted": True, "at_root": True}
 
 CASES: Mapping[str, Case] = {
     case.name: case
@@ -133,7 +165,18 @@ CASES: Mapping[str, Case] = {
             reduces=True,
             same_everywhere=False,
         ),
-        Case("bcast", "Broadcast", "Bcast", "the root's buffer", lambda p: 1.0),
+        Case("reduce", "Reduce", "Reduce", "a rank's buffer", lambda p: 1.0, reduces=True, **_TO_ROOT),
+        Case("bcast", "Broadcast", "Bcast", "the root's buffer", lambda p: 1.0, rooted=True),
+        Case("gather", "Gather", "Gather", "a rank's contribution", split_out=True, **_TO_ROOT),
+        Case(
+            "scatter",
+            "Scatter",
+            "Scatter",
+            "the root's part for each rank",
+            split_in=True,
+            same_everywhere=False,
+            rooted=True,
+        ),
         Case(
             "alltoall",
             "All-to-All",
@@ -142,6 +185,16 @@ CASES: Mapping[str, Case] = {
             split_in=True,
             split_out=True,
             same_everywhere=False,
+        ),
+        Case(
+            "alltoallv",
+            "All-to-Allv",
+            "Alltoallv",
+            "mean of a rank's parts for the ranks",
+            split_in=True,
+            split_out=True,
+            same_everywhere=False,
+            spread="linear",
         ),
     )
 }

@@ -108,7 +108,8 @@ def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
         raise UsageError(f"{text!r} has a name twice: different names are needed, such as {','.join(known[:3])}")
     if codec is not None and CASES[collective].spread:
         raise UsageError(
-            f"{collective} is measured without a codec only, as it mostly sends sparse wires: leave --codec out"
+            f"{collective} is measured without a codec only, to compare results of any length bit by bit: "
+            "leave --codec out"
         )
     for name in chosen if collective == "allreduce" else ():
         _check_codec(name, codec)
@@ -206,7 +207,7 @@ def _native(case: Case, ranks: Ranks, x: Array, out: Array, scale: float, there:
 
     def for_mpi(array: Array) -> Array:
         if staged:
-            return np.empty(array.shape, np.float32)
+            return np.zeros(array.shape, np.float32)
         return array.view(np.uint16) if halves else array
 
     sent, got = for_mpi(x), for_mpi(out)

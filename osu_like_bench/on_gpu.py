@@ -21,8 +21,8 @@ def check(command: str, contenders: str = "") -> str:
     UsageError
         If there is no GPU, or if the command or a contender does not support GPUs.
     """
-    if command == "allgatherv" or "p2p" in contenders:
-        raise UsageError("--device cuda: allgatherv and the p2p contenders are for host memory")
+    if command.endswith("v") or "p2p" in contenders:
+        raise UsageError("--device cuda: allgatherv, alltoallv and the p2p contenders are for host memory")
     names, why = gpus()
     if not names:
         raise UsageError(f"--device cuda: {why}")

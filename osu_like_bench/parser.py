@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from compcoll.codecs.registry import list_codecs
 from compcoll.dtypes import DTYPES
 from compcoll.errors import CompcollError
+from compcoll.plan.choose import NAMES
 from compcoll.tools.arguments import add_codec_options, doubling, parse_bytes
 
 from . import UsageError, data
@@ -22,15 +23,18 @@ _EXAMPLES = {
     "allreduce": "mpirun -n 4 {program} allreduce -m 4:134217728 --codec zfp --rate 8 --compare native,ring,p2p",
     "allgather": "mpirun -n 4 {program} allgather -m 1K:16M --codec zfp --rate 16 --compare native,ring,direct",
     "reduce_scatter": "mpirun -n 4 {program} reduce_scatter -m 16M --codec minmax --bits 8 --compare native,direct -f",
+    "reduce": "mpirun -n 4 {program} reduce -m 1M:64M --codec int8 --compare native,ring,direct",
     "bcast": "mpirun -n 4 {program} bcast -m 1M:64M --codec cast --codec-dtype float16 --compare native,binomial",
+    "gather": "mpirun -n 4 {program} gather -m 1M:16M --codec int8 --compare native,linear",
+    "scatter": "mpirun -n 4 {program} scatter -m 1M:16M --codec int8 --compare native,linear",
     "alltoall": "mpirun -n 4 {program} alltoall -m 4M --codec zfp --rate 8 --compare native,pairwise --show all",
     "allgatherv": "mpirun -n 4 {program} allgatherv -m 64K:16M --spread one --compare native,ring,direct",
+    "alltoallv": "mpirun -n 4 {program} alltoallv -m 64K:16M --spread one --compare native,pairwise",
     "codecs": "{program} codecs --size 32M --instruction-set portable,avx2,avx512 --json codecs.json",
     "selection": "{program} selection -m 64K:256M --density 0.001 --data laplace --json selection.json",
     "ddp": "mpirun -n 4 {program} ddp --parameters 25e6 --compare gloo,gloo+fp16,compcoll+zfp:rate=8",
     "plot": "{program} plot allreduce.json -o allreduce.png",
 }
-_COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "bcast", "alltoall")
 
 _USUAL_STEPS = (
     "gloo,gloo+fp16,gloo+bf16,gloo+powersgd:rank=2,compcoll,compcoll+zfp:rate=8,compcoll+zfp:rate=16,"
@@ -173,12 +177,14 @@ def build_parser() -> argparse.ArgumentParser:
         )
         return made
 
-    for name in _COLLECTIVES:
-        _add_collective(command(name, f"{name}, compressed and MPI's own"), reduces="reduce" in name)
-    uneven = command("allgatherv", "allgatherv of contributions of different lengths, and MPI's own")
-    _add_collective(uneven, reduces=False)
-    spread = "lengths of contributions: equal, growing with the rank, or only rank 0's (default: %(default)s)"
-    uneven.add_argument("--spread", choices=("equal", "linear", "one"), default="linear", help=spread)
+    for name in NAMES:
+        uneven = name.endswith("v")
+        text = f"{name} of parts of different lengths" if uneven else f"{name}, compressed"
+        of_collective = command(name, f"{text}, and MPI's own")
+        _add_collective(of_collective, reduces="reduce" in name)
+        if uneven:
+            spread = "lengths of parts: equal, growing with the rank, or only rank 0's (default: %(default)s)"
+            of_collective.add_argument("--spread", choices=("equal", "linear", "one"), default="linear", help=spread)
     selection = command("selection", "time to find the largest elements, in one process")
     _add_sizes(selection, "64K to 256M")
     _add_values(selection)

@@ -1,4 +1,4 @@
-"""Show records as tables on the terminal, as JSON and as CSV. `verdict` sums them up: what was faster, and why.
+"""Show records as tables on the terminal, as JSON and as CSV. `conclusion` says what to make of a sweep.
 
 A record is a dict with the results of one contender in one setting, which ``--json`` writes unchanged;
 docs/benchmark.md explains its fields. Bandwidths are in 1e9 bytes per second; a time's name ends with its unit.
@@ -18,7 +18,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from compcoll.plan.choose import SHARED_MEMORY
+from compcoll.algorithms import ALGORITHMS
+from compcoll.plan.choose import AUTO, NATIVE
 from compcoll.tools.arguments import amount
 
 from . import UsageError
@@ -90,6 +91,16 @@ COLUMNS: Mapping[str, Column] = {
 """Columns that ``--show`` can add to the times."""
 
 
+def _time_of(contender: str, field: str) -> Column:
+    """Make a column with one contender's times, for rows with all contenders."""
+    return Column(f"{contender}(us)", lambda row: row[contender][field], max(len(contender) + 6, 12), ".2f")
+
+
+def _ratio_of(contender: str) -> Column:
+    """Make a column with how many times as fast as the first a contender is, for rows with all contenders."""
+    return Column("", lambda row: f"({row[contender]['speedup']:.2f})", 8)
+
+
 class SweepTable(Table):
     """A table in OSU's form: one row per record, or one row per size with the contenders side by side.
 
@@ -107,13 +118,12 @@ class SweepTable(Table):
 
     def __init__(self, names: Sequence[str], statistic: str, full: bool, show: Sequence[str]) -> None:
         (head, field), first = STATISTICS[statistic], names[0]
-        self._side_by_side = len(names) > 1 and not full and not show
+        self._first, self._side_by_side = first, len(names) > 1 and not full and not show
         columns = [Column(f"{head} Latency(us)", field, form=".2f")]
         if self._side_by_side:
-            times = [(name, lambda row, name=name: row[name][field]) for name in names]
-            ratios = [(name, lambda row, name=name: row[name]["speedup"]) for name in names[1:]]
-            columns = [Column(f"{name}(us)", value, max(len(name) + 6, 12), ".2f") for name, value in times]
-            columns += [Column(f"{first}/{name}", value, len(first + name) + 4, ".2f") for name, value in ratios]
+            columns = [_time_of(first, field)]
+            for name in names[1:]:
+                columns += [_time_of(name, field), _ratio_of(name)]
         elif len(names) > 1:
             columns.insert(0, Column("Contender", "contender", max(map(len, names)) + 3))
             columns.append(Column(f"{first}/this", "speedup", len(first) + 8, ".2f"))
@@ -126,6 +136,11 @@ class SweepTable(Table):
                 Column("P99 Latency(us)", "p99_us", form=".2f"),
             ]
         super().__init__(Column("# Size", "size", -10), *columns, *(COLUMNS[name] for name in show))
+
+    def head(self) -> str:
+        """Return the line of column heads, below a line that explains the brackets if there are any."""
+        brackets = f"# in brackets: how many times as fast as {self._first}\n" if self._side_by_side else ""
+        return brackets + super().head().rstrip()
 
     def rows(self, records: Sequence[Record]) -> list[str]:
         """Return the lines of one size."""
@@ -231,16 +246,17 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 _ABOUT = 1.03
-"""A contender counts as faster, or a wire as shorter, if it is at least so many times as fast, or as short."""
+"""A contender counts as faster if it is at least so many times as fast, and a wire as shorter likewise."""
+
+_CLEARLY = 1.1
+"""`conclusion` prefers one contender to another if it is at least so many times as fast."""
 
 _MOST_RANGES = 4
-"""`verdict` lists up to so many ranges of sizes. Otherwise it counts the sizes at which each contender was fastest."""
+"""`fastest` lists up to so many ranges of sizes. Otherwise it counts the sizes at which each contender was fastest."""
 
 
-def verdict(records: Sequence[Record], statistic: str) -> str:
-    """Return a line that says which contender was fastest at which sizes, how much faster than the first, and why.
-
-    If no compressing contender is fastest at the largest size, the line also says why not.
+def fastest(records: Sequence[Record], statistic: str) -> str:
+    """Return a line that says which contender was fastest at which sizes.
 
     Parameters
     ----------
@@ -250,15 +266,82 @@ def verdict(records: Sequence[Record], statistic: str) -> str:
         The statistic to compare, one of `report.STATISTICS`.
     """
     by_size = [list(rows) for _, rows in groupby(records, key=itemgetter("size"))]
-    best = [_fastest(rows, statistic) for rows in by_size]
-    parts = _ranges(best)
-    faster = [record for record in best if record["contender"] != records[0]["contender"]]
-    for why in dict.fromkeys(map(_why, faster)):
-        parts.append(_gain([record for record in faster if _why(record) == why], records[0]["contender"], why))
-    coded = [record for record in by_size[-1] if record["codec"] is not None and "encode" in record["seconds"]]
-    if coded and best[-1]["codec"] is None:
-        parts.append(_why_not(_fastest(coded, statistic), statistic))
-    return f"# Fastest: {'; '.join(parts)}"
+    return f"# Fastest: {_ranges([_fastest(rows, statistic) for rows in by_size])}"
+
+
+def conclusion(records: Sequence[Record], statistic: str) -> str:
+    """Return a line with the conclusions from the times at the largest size: what to use, and whether compression pays.
+
+    Parameters
+    ----------
+    records : sequence of Record
+        The records of a sweep with several contenders, in the order of sizes.
+    statistic : str
+        The statistic to compare, one of `report.STATISTICS`.
+    """
+    rows = sorted(
+        (record for record in records if record["size"] == records[-1]["size"]),
+        key=lambda record: _time(record, statistic),
+    )
+    nodes, size = rows[0]["nodes"], amount(rows[0]["size"])
+    where = "On one node" if nodes == 1 else f"Between these {nodes} nodes"
+    sentences = [f"{where}, at {size}, {_advice(rows, records[0]['contender'], statistic)}."]
+    coded = next((row for row in rows if row["codec"] is not None), None)
+    uncoded = next((row for row in rows if row["codec"] is None), None)
+    if coded is not None and uncoded is not None:
+        gain = _time(uncoded, statistic) / _time(coded, statistic)
+        sentences.append(_of_compression(coded, uncoded, gain))
+        if nodes == 1 and gain < _CLEARLY:
+            sentences.append(_elsewhere(rows[0]))
+    return f"# {' '.join(sentences)}"
+
+
+def _advice(rows: Sequence[Record], first: str, statistic: str) -> str:
+    """Return a clause about what to use. ``rows`` begins with the fastest contender."""
+    by_name = {row["contender"]: row for row in rows}
+    best, auto = rows[0], by_name.get(AUTO)
+    if auto is None or first == AUTO:
+        if _gain(best, by_name[first], statistic) < _CLEARLY:
+            return f"no contender is clearly faster than {first}"
+        return f"{best['contender']} is the fastest, {_compared(best, by_name[first], statistic)}"
+    compressed = " with compression" if auto["codec"] is not None else " without compression"
+    ran = f"{auto['algorithm']}{compressed if auto['algorithm'] != NATIVE else ''}"
+    if _gain(best, auto, statistic) < _CLEARLY:
+        return f'use algorithm="auto" (the default): it ran {ran}, {_compared(auto, by_name[first], statistic)}'
+    slow = f"{best['contender']} is the fastest, {_compared(best, auto, statistic)}, which ran {ran}"
+    if best["algorithm"] == auto["algorithm"]:
+        return f"{slow}, too"
+    if best["algorithm"] not in ALGORITHMS:
+        return slow
+    return f"{slow}; measure this machine for auto by: mpirun -n {best['ranks']} python -m compcoll tune"
+
+
+def _gain(row: Record, other: Record, statistic: str) -> float:
+    """Return how many times as fast as another contender a contender is."""
+    return _time(other, statistic) / _time(row, statistic)
+
+
+def _compared(row: Record, other: Record, statistic: str) -> str:
+    """Return a text that compares a contender with another that is not clearly faster."""
+    gain = _gain(row, other, statistic)
+    return f"{'about' if gain < _CLEARLY else f'{gain:.1f} times'} as fast as {other['contender']}"
+
+
+def _of_compression(coded: Record, uncoded: Record, gain: float) -> str:
+    """Return a sentence that compares the fastest contender that compressed with the fastest that did not."""
+    if gain >= _CLEARLY:
+        fewer = f"sends {coded['ratio']:.1f} times fewer bytes and " if coded["ratio"] > _ABOUT else ""
+        return f"Compression pays: {coded['contender']} {fewer}is {gain:.1f} times as fast as {uncoded['contender']}."
+    slower = "about" if gain > 1 / _CLEARLY else f"{1 / gain:.1f} times"
+    return f"Compression does not pay: {coded['contender']} takes {slower} as long as {uncoded['contender']}."
+
+
+def _elsewhere(row: Record) -> str:
+    """Return a sentence about compression between nodes, after a sweep on one node."""
+    if row["collective"] != "allreduce":
+        return "Between nodes on a slow network it can."
+    asked = f"--bytes {amount(row['size']).replace(' ', '')} --ranks {max(row['ranks'], 2)} --link 10gbit"
+    return f"Between nodes at 1 to 25 Gb/s it can; for a prediction: python -m compcoll choose {asked}"
 
 
 def _time(record: Record, statistic: str) -> float:
@@ -271,17 +354,17 @@ def _fastest(rows: Sequence[Record], statistic: str) -> Record:
     return least if _time(rows[0], statistic) > _ABOUT * _time(least, statistic) else rows[0]
 
 
-def _ranges(best: Sequence[Record]) -> list[str]:
+def _ranges(best: Sequence[Record]) -> str:
     """Return a text with the fastest contenders and their ranges of sizes."""
     runs = [list(run) for _, run in groupby(best, key=itemgetter("contender"))]
     if len(runs) > _MOST_RANGES:
         names = dict.fromkeys(record["contender"] for record in best)
         counts = {name: sum(record["contender"] == name for record in best) for name in names}
         (name, count), *others = counts.items()
-        return [", ".join([f"{name} at {count} of {len(best)} sizes", *(f"{name} at {n}" for name, n in others)])]
+        return ", ".join([f"{name} at {count} of {len(best)} sizes", *(f"{name} at {n}" for name, n in others)])
     if len(runs) == 1:
-        return [f"{best[0]['contender']} at {'all sizes' if len(best) > 1 else amount(best[0]['size'])}"]
-    return [", ".join(f"{run[0]['contender']} {_range(run, best)}" for run in runs)]
+        return f"{best[0]['contender']} at {'all sizes' if len(best) > 1 else amount(best[0]['size'])}"
+    return ", ".join(f"{run[0]['contender']} {_range(run, best)}" for run in runs)
 
 
 def _range(run: Sequence[Record], best: Sequence[Record]) -> str:
@@ -291,28 +374,3 @@ def _range(run: Sequence[Record], best: Sequence[Record]) -> str:
     if run[-1] is best[-1]:
         return f"from {amount(first)} on"
     return f"at {amount(first)}" if first == last else f"from {amount(first)} to {amount(last)}"
-
-
-def _gain(own: Sequence[Record], first: str, why: str) -> str:
-    """Return a text with the speedup of some contenders over the first one, and its reason."""
-    names = list(dict.fromkeys(record["contender"] for record in own))
-    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-    least, most = (f"{end(record['speedup'] for record in own):.1f}" for end in (min, max))
-    times = least if least == most else f"{least} to {most}"
-    return f"{listed} {'is' if len(names) == 1 else 'are'} {times} times as fast as {first}, {why}"
-
-
-def _why(record: Record) -> str:
-    if record["codec"] is not None:
-        return f"with {record['ratio']:.1f} times fewer bytes" if record["ratio"] > _ABOUT else "with as many bytes"
-    shared = record["algorithm"] == SHARED_MEMORY
-    return "uncompressed" + ", through memory that the ranks share" * bool(shared)
-
-
-def _why_not(coded: Record, statistic: str) -> str:
-    """Return a text with the bytes and times of a compressing contender that was not the fastest."""
-    whole, work = _time(coded, statistic), 1e6 * (coded["seconds"]["encode"] + coded["seconds"]["decode"])
-    return (
-        f"{coded['contender']} sends {coded['ratio']:.1f} times fewer bytes, but encodes and decodes for "
-        f"{work / 1e3:.3g} of its {whole / 1e3:.3g} ms at {amount(coded['size'])}"
-    )

@@ -23,7 +23,7 @@ from .cases import CASES, Case, Ranks
 from .contenders import Contender
 from .machine import describe, describe_mpi
 from .parser import sweeps
-from .report import Progress, Record, SweepTable, verdict
+from .report import Progress, Record, SweepTable, conclusion, fastest
 from .timing import Limits, Times, measure
 
 LARGE = 8192
@@ -64,7 +64,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
         with load.under(asked_load, first_on_node=ranks.first_on_node, barrier=ranks.comm.Barrier):
             records = _Sweep(case, codec, ranks, arguments).records(sizes, names, table, progress)
         if len(names) > 1:
-            progress.print(verdict(records, arguments.statistic))
+            if len(set(sizes)) > 1:
+                progress.print(fastest(records, arguments.statistic))
+            progress.print(conclusion(records, arguments.statistic))
     peers.leave_groups()
     return about, records
 
@@ -120,7 +122,8 @@ class _Sweep:
             progress.step(f"{size} bytes")
             shapes = case.shapes(length, p, rank)
             sent, got = (whole[: math.prod(s)].reshape(s) for whole, s in zip((x, out), shapes, strict=True))
-            rows = self._of_size(size, names, sent, got)
+            of_length = replace(self, case=replace(case, mean_length=length))
+            rows = of_length._of_size(size, names, sent, got)
             progress.print(*table.rows(rows))
             records += rows
         return records
@@ -157,7 +160,7 @@ class _Sweep:
             ran.seconds["device"] = there.seconds
         if self.case.spread:
             if contender.name != choose.NATIVE:
-                out[0] = returned  # compcoll's allgatherv has no out=
+                out[0] = returned  # compcoll's method has no out=
             found = verify_moved(self.case, self.ranks.comm, x, out)
         else:
             found = self._verified(ran.algorithm, ran.codec, x, out)
@@ -165,7 +168,7 @@ class _Sweep:
             "contender": contender.name,
             "algorithm": ran.algorithm,
             "codec": None if ran.codec is None else repr(ran.codec),
-            "ratio": ran.ratio,
+            "ratio": self.ranks.comm.allreduce(ran.ratio, max) if self.case.at_root else ran.ratio,
             "error": found.error,
             "error_max": found.error_max,
             "wrong": found.outside + (found.different if contender.same_bits else 0),

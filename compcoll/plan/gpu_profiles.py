@@ -1,7 +1,8 @@
 """Profiles of GPUs, for calls in which all ranks' arrays are on GPUs.
 
-Kernel speeds were measured on an H200 with 256 MB of float32 values (docs/gpu.md). Links, latencies and launch costs
-are modelled: the link inside a node is NCCL's bus bandwidth over NVLink between eight H100 (nccl-tests).
+Kernel speeds were measured on an H200 with 256 MB of float32 values (docs/gpu.md), but for the codecs of `ESTIMATED`,
+which ``codec="auto"`` leaves out there. Links, latencies and launch costs are modelled: the link inside a node is
+NCCL's bus bandwidth over NVLink between eight H100 (nccl-tests).
 """
 
 from __future__ import annotations
@@ -37,29 +38,37 @@ _SPEEDS = {
     "fp8": (3.2e12, 3.0e12, 1.8e12, 1.4e12),
     "cast": (2.7e12, 2.3e12, 1.6e12, 1.5e12),
 }
-# Estimated: no kernel of these codecs was measured.
-_OTHERWISE = (1.0e12, 1.2e12, 1.0e12, 0.6e12)
+_ESTIMATE = (1.0e12, 1.2e12, 1.0e12, 0.6e12)
+
+MEASURED = frozenset(_SPEEDS)
+"""Names of the codecs whose kernels were timed on a GPU."""
+
+ESTIMATED = tuple(sorted({codec.name for codec in ALL if codec.speeds} - MEASURED))
+"""Names of the codecs whose kernels were not timed on a GPU: all have the same estimated speeds, which are slow."""
 
 # Copies were measured. Additions are computed from the bytes that a kernel reads and writes, at the same speed.
 _RAW = Speed(RAW, 32, 2.0e12, 2.0e12, 1.4e12, 1.0e12)
 
 _CODECS = tuple(
-    Speed(known.codec, known.bits, *_SPEEDS.get(known.codec.split()[0], _OTHERWISE))
+    Speed(known.codec, known.bits, *_SPEEDS.get(known.codec.split()[0], _ESTIMATE))
     for codec in ALL
     for known in codec.speeds
 )
 
 
+_SOURCE = f"GPUs as measured on an H200, {', '.join(ESTIMATED)} estimated"
+
+
 def by_nccl(host: Profile) -> Profile:
     """Return the profile of GPUs that communicate by NCCL; the network between nodes is that of ``host``."""
-    source = "GPUs as measured on an H200, NVLink modelled"
+    source = f"{_SOURCE}, NVLink modelled"
     return replace(by_the_host(host), inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_LAUNCH, source=source)
 
 
 def by_the_host(host: Profile) -> Profile:
     """Return the profile of GPUs whose wires travel through pinned memory and the hosts' transport."""
     raw = next(speed for speed in host.speeds if speed.codec == RAW)
-    source = "GPUs as measured on an H200; between ranks as " + host.source
+    source = f"{_SOURCE}; between ranks as {host.source}"
     speeds = (raw, *_CODECS)
     return replace(host, speeds=speeds, message=_HOP, call=_CALL, per_node=0, timings=(), source=source)
 

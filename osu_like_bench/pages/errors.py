@@ -25,7 +25,7 @@ from compcoll.transports.loopback import Loopback
 from ..machine import describe
 from ..report import write_json
 from .documents import MET, Page, about, command, table
-from .records import GPU, Record, Row
+from .records import GPU, SENDING, Record, Row
 
 LIMIT = 1.3
 """Measured and estimated errors may differ by this factor."""
@@ -105,7 +105,11 @@ PAGES = (
     Page(
         "errors",
         {"about": _about, "errors": _table, "goal": _goal},
-        ("compcoll/algorithms", "compcoll/codecs", "compcoll/kernels", "compcoll/plan/accuracy.py", *GPU),
+        (
+            *("compcoll/algorithms", ":!compcoll/algorithms/costs.py", "compcoll/plan/accuracy.py"),
+            *("compcoll/codecs", ":!compcoll/codecs/sparse", "compcoll/kernels", *GPU, *SENDING),
+            *(":!compcoll/kernels/sparse*", ":!compcoll/kernels/low_rank*"),
+        ),
         columns=("codec", "algorithm", "error", "estimate"),
         merge=lambda launches: list(launches[-1]),
     ),

@@ -151,7 +151,10 @@ PAGES = (
     Page(
         "selection",
         {"about": _about, "choices": _choices, "wrong": _wrong, "goals": _goals},
-        ("compcoll/codecs/sparse", "compcoll/kernels/sparse*", "compcoll/kernels/laplacian.h"),
+        (
+            *("compcoll/codecs/sparse/selectors.py", "compcoll/host/selection.py", "compcoll/kernels/sparse*"),
+            *(":!compcoll/kernels/sparse_wire*", "compcoll/kernels/laplacian.h", "compcoll/kernels/threshold_search.h"),
+        ),
         ("method", "size", "median_us", "wrong"),
     ),
 )

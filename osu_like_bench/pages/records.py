@@ -38,10 +38,22 @@ _UNKNOWN = "?"
 
 GPU = (":!compcoll/gpu", ":!compcoll/execute/gpu*", ":!compcoll/kernels/device*")
 """Git pathspecs that exclude (``:!``) GPU code, on which no CPU measurement depends."""
-CALLS = ("compcoll", ":!compcoll/torch", ":!compcoll/simulation", ":!compcoll/tools", *GPU)
-"""Pathspecs of the code that collectives over MPI run."""
-TRAINING = ("compcoll", ":!compcoll/simulation", ":!compcoll/tools", *GPU)
+PROMISES = ("compcoll", ":!compcoll/torch", ":!compcoll/simulation", ":!compcoll/tools", *GPU)
+"""Pathspecs of the code whose promises the tests of reliability check."""
+_UNTIMED = (
+    *("__main__.py", "api.py", "deprecated.py", "encoding.py", "errors.py", "mpi", "plan/advice.py"),
+    *("plan/explanation.py", "execute/failures.py", "execute/failure_detector.py", "execute/trace.py"),
+    *("transports/job_end.py", "transports/loopback.py"),
+)
+CALLS = (*PROMISES, *(f":!compcoll/{name}" for name in _UNTIMED))
+"""Pathspecs of the code that a timed collective over MPI runs: no messages of errors, and no other interfaces."""
+TRAINING = tuple(name for name in CALLS if name != ":!compcoll/torch")
 """Pathspecs of the code that training steps run."""
+SENDING = tuple(
+    f":!compcoll/kernels/{name}"
+    for name in ("mpi_*", "shared_*", "collective.*", "program.*", "exchange.*", "operation.*")
+)
+"""Pathspecs that exclude code that only sends, on which no error of a result depends."""
 
 Row = dict[str, Any]
 """The figures of one measurement, for example of a contender at a size."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .documents import Output, Page, machines, table
-from .records import CALLS, Case, Record, Row
+from .records import PROMISES, Case, Record, Row
 
 _NUMBER = r"([\d.]+)"
 
@@ -103,4 +103,4 @@ def _cell(text: str) -> str:
 
 
 PARTS = {"machine": machines, "rows": _table, "figures": _figures}
-PAGES = (Page("reliability", PARTS, CALLS, rows=_rows, keep_failed=True),)
+PAGES = (Page("reliability", PARTS, PROMISES, rows=_rows, keep_failed=True),)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .documents import Output, Page, table
-from .records import GPU, Case, Record, Row
+from .records import GPU, SENDING, Case, Record, Row
 
 BASELINE = "uncompressed"
 _NAMES_HIGH = 30
@@ -275,11 +275,9 @@ def _page(study: Study, *times: str, derived: Callable[[Path], dict[str, Case]] 
     )
 
 
-_SENDERS = ("mpi_*", "shared_*", "collective.*", "program.*", "exchange.*", "operation.*")
 _LOSING = (
     *("compcoll/codecs", "compcoll/kernels", "compcoll/feedback.py"),
-    *("compcoll/torch/gradients", "compcoll/torch/low_rank", *GPU),
-    *(f":!compcoll/kernels/{name}" for name in _SENDERS),
+    *("compcoll/torch/gradients", "compcoll/torch/low_rank", *GPU, *SENDING),
 )
 """Pathspecs of the code that accuracy depends on: compression, but not the code that only sends."""
 DIGITS = Study("study", "accuracy", 0.01)

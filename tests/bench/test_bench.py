@@ -21,11 +21,12 @@ from compcoll import ZFP
 from compcoll.codecs import Codec
 from compcoll.codecs.sparse.sparsifier import WIRES
 from compcoll.errors import InvalidArgument
+from compcoll.plan.choose import NAMES, SPARSE
 from compcoll.sparse import TopK
 from compcoll.tools.arguments import add_codec_options, chosen_codec
 from osu_like_bench import UsageError, bounds, data, parser, selection
 from osu_like_bench.codecs import USUAL
-from osu_like_bench.report import Record, verdict
+from osu_like_bench.report import Record, SweepTable, conclusion, fastest
 from osu_like_bench.timing import Limits, Times, measure
 
 MPIRun = Callable[..., Completed]
@@ -125,7 +126,7 @@ def test_the_time_cap_ends_a_measurement_on_all_ranks_at_once() -> None:
     assert taken.min >= 1.0
 
 
-COMMANDS = ["", "allreduce", "allgather", "reduce_scatter", "bcast", "alltoall", "codecs", "plot"]
+COMMANDS = ["", *NAMES, "codecs", "selection", "ddp", "plot"]
 BAD = [
     ("allreduce -m 6", "multiple of the element's 4 bytes: give 8"),
     ("allreduce -m 4:x", "such as 4096, 64K"),
@@ -145,6 +146,7 @@ BAD = [
     ("codecs --size 2", "multiple of the 4 bytes of a float32"),
     ("allreduce --codec intsum --compare p2p", "p2p_ring: intsum has no wire of its own"),
     ("bcast --codec intsum", "only allreduce can use it"),
+    ("alltoallv --codec int8", "without a codec only"),
     ("plot missing.json -o plot.png", "missing.json cannot be read"),
 ]
 ONE_AFTER_ANOTHER = """
@@ -310,6 +312,10 @@ def slow(*case: Any) -> Any:
         slow("allreduce --codec intsum --bits 16 --op mean", 2 * 3 / 4),
         ("allreduce --codec sign", 2 * 3 / 4),
         ("allgather --codec zfp --rate 16", 3 / 4),
+        ("reduce --codec int8", 1.0),
+        slow("reduce --codec zfp --rate 16 --dtype bfloat16 --op mean", 1.0),
+        slow("gather --codec int8", 3 / 4),
+        ("scatter --codec int8", 3 / 4),
         slow("reduce_scatter --codec zfp --rate 16 --dtype float64", 3 / 4),
         slow("bcast --codec minmax --bits 4", 1.0),
         slow("alltoall --codec zfp --tolerance 1e-5", 3 / 4),
@@ -317,22 +323,23 @@ def slow(*case: Any) -> Any:
 )
 def test_collectives(words: str, factor: float, mpirun: MPIRun, tmp_path: Path) -> None:
     written = tmp_path / "bench.json"
-    algorithms = {"allreduce": "p2p,direct", "bcast": "binomial", "alltoall": "pairwise"}
-    additive = "intsum" in words or "sign" in words
-    others = "ring,direct" if additive else algorithms.get(words.split()[0], "ring,direct")
+    collective, additive = words.split()[0], "intsum" in words or "sign" in words
+    own = [name for name in NAMES[collective] if name not in ("native", "hierarchical", *SPARSE)]
+    others = "p2p,direct" if collective == "allreduce" and not additive else ",".join(own[-2:])
     compare = f"--compare native,auto,{others}"
     mpirun(4, "osu_like_bench", *f"{words} -m 64:32K {compare} -i 2 -x 1".split(), "--json", written)
     found = results(written)
     # What all ranks agree on cannot be made before they have met.
     uncompressed = {"native", "shared_memory"} | ({"dissemination"} if additive else set())
     assert found[-1]["size"] == 1 << 15
-    parts = 4 if words.startswith(("allgather", "alltoall")) else 1
+    parts = 4 if collective in ("allgather", "alltoall", "gather", "scatter") else 1
     for record in found:
         assert record["wrong"] == 0
         assert record["total_bytes"] == parts * record["size"]
         assert record["algbw"] == pytest.approx(record["total_bytes"] / record["avg_us"] / 1e3)
         assert record["busbw"] == pytest.approx(record["algbw"] * factor)
-        assert (record["codec"] is None) == (record["algorithm"] in uncompressed)
+        if record["contender"] != "auto" or "float16" not in words:  # auto may add halves by an algorithm of ours
+            assert (record["codec"] is None) == (record["algorithm"] in uncompressed)
 
 
 SABOTAGE = """
@@ -376,6 +383,25 @@ def test_wrong_results_are_counted_and_end_with_status_1(harm: str, wrong: int, 
     assert record["wrong"] in (wrong, wrong + record["different"])
 
 
+@pytest.mark.first_mpi
+@pytest.mark.parametrize(
+    ("collective", "wrong"), [("gather", 3 * 1024), slow("reduce", 1024), slow("scatter", 3 * 1024)]
+)
+def test_wrong_results_count_on_ranks_that_get_one(collective: str, wrong: int, mpirun: MPIRun, tmp_path: Path) -> None:
+    script, written = tmp_path / "sabotage.py", tmp_path / "bench.json"
+    script.write_text(SABOTAGE.replace("HARM", "out[...] = 0"))
+    done = mpirun(3, script, collective, "-m", "4K", "-i", "2", "--json", written, check=False)
+    assert done.ranks[0].status == 1
+    assert [record["wrong"] for record in results(written)] == [wrong]
+
+
+def test_every_collective_of_the_library_is_a_case() -> None:
+    """In a process of its own, since the cases start MPI."""
+    program = "from osu_like_bench.cases import CASES; print(*CASES)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert set(done.stdout.split()) == set(NAMES)
+
+
 def test_one_rank_and_sizes_in_any_order(mpirun: MPIRun) -> None:
     words = "allreduce -m 8K,4:4K --codec zfp --compare native,ring,ring_one_thread,p2p,p2p_recursive_doubling -i 2"
     done = mpirun(1, "osu_like_bench", *words.split())
@@ -385,50 +411,111 @@ def test_one_rank_and_sizes_in_any_order(mpirun: MPIRun) -> None:
 CODEC = str(ZFP(rate=8))
 
 
-def at(size: int, **microseconds: float) -> list[Record]:
-    """Records of contenders at one size; what is named ring compresses, half of its time."""
+def at(
+    size: int, *, nodes: int = 1, ran: str = "shared_memory", collective: str = "allreduce", **microseconds: float
+) -> list[Record]:
+    """Records of contenders at one size; auto ran ``ran``. Only ring and direct compress."""
     first = next(iter(microseconds.values()))
-    return [
-        {
-            **{"collective": "allreduce", "size": size, "contender": name, "algorithm": name},
-            "codec": CODEC if name == "ring" else None,
-            "ratio": 4.0 if name == "ring" else 1.0,
-            "avg_us": us,
-            "median_us": 10 * us,
-            "speedup": first / us,
-            "seconds": {"encode": us / 4e6, "decode": us / 4e6, "wait": 0.0} if name == "ring" else {},
-        }
-        for name, us in microseconds.items()
-    ]
-
-
-def test_ranges_gains_and_why() -> None:
-    records = at(1 << 10, native=10, ring=20) + at(1 << 20, native=30, ring=15) + at(1 << 21, native=60, ring=20)
-    assert verdict(records, "mean") == (
-        "# Fastest: native up to 1 KiB, ring from 1 MiB on; "
-        "ring is 2.0 to 3.0 times as fast as native, with 4.0 times fewer bytes"
-    )
-
-
-def test_the_first_counts_as_fastest_unless_another_is_clearly_faster() -> None:
-    assert verdict(at(4096, native=100, direct=98), "mean") == "# Fastest: native at 4 KiB"
-    assert verdict(at(4096, native=100, shared_memory=90), "mean").endswith(
-        "; shared_memory is 1.1 times as fast as native, uncompressed, through memory that the ranks share"
-    )
-
-
-def test_what_became_of_compression_where_it_was_not_fastest() -> None:
-    records = at(1 << 20, native=2000, ring=4000)
-    assert verdict(records, "mean") == (
-        "# Fastest: native at 1 MiB; "
-        "ring sends 4.0 times fewer bytes, but encodes and decodes for 2 of its 4 ms at 1 MiB"
-    )
+    found = []
+    for name, us in microseconds.items():
+        algorithm = ran if name == "auto" else name
+        coded = algorithm in ("ring", "direct")
+        about = {"collective": collective, "size": size, "ranks": 4, "nodes": nodes, "contender": name}
+        quality = {"algorithm": algorithm, "codec": CODEC if coded else None, "ratio": 4.0 if coded else 1.0}
+        found.append(about | quality | {"avg_us": us, "median_us": 10 * us, "speedup": first / us})
+    return found
 
 
 @pytest.mark.parametrize("statistic", ["mean", "median"])
-def test_many_ranges_are_counted(statistic: str) -> None:
-    records = [each for k in range(6) for each in at(1 << (10 + k), native=10, ring=(5, 20)[k % 2])]
-    assert verdict(records, statistic).startswith("# Fastest: ring at 3 of 6 sizes, native at 3; ring is 2.0 times")
+def test_which_contender_is_fastest_at_which_sizes(statistic: str) -> None:
+    records = at(1 << 10, native=10, ring=20) + at(1 << 20, native=30, ring=15) + at(1 << 21, native=60, ring=20)
+    assert fastest(records, statistic) == "# Fastest: native up to 1 KiB, ring from 1 MiB on"
+    assert fastest(at(4096, native=100, direct=98), statistic) == "# Fastest: native at 4 KiB"
+    assert fastest(at(4, native=10, ring=5) + at(8, native=10, ring=5), statistic) == "# Fastest: ring at all sizes"
+    many = [each for k in range(6) for each in at(1 << (10 + k), native=10, ring=(5, 20)[k % 2])]
+    assert fastest(many, statistic) == "# Fastest: ring at 3 of 6 sizes, native at 3"
+
+
+PREDICT = (
+    "Between nodes at 1 to 25 Gb/s it can; for a prediction: "
+    "python -m compcoll choose --bytes 16MiB --ranks 4 --link 10gbit"
+)
+TUNE = "measure this machine for auto by: mpirun -n 4 python -m compcoll tune"
+USE = 'use algorithm="auto" (the default): it ran'
+CONCLUSIONS: dict[str, tuple[list[Record], str]] = {
+    "auto is the fastest, and compression loses": (
+        at(16 << 20, native=19, auto=10, ring=17, direct=18),
+        f"On one node, at 16 MiB, {USE} shared_memory without compression, 1.9 times as fast as native. "
+        f"Compression does not pay: ring takes 1.7 times as long as auto. {PREDICT}",
+    ),
+    "auto runs native": (
+        at(16 << 20, ran="native", native=10, auto=10.2, direct=15),
+        f"On one node, at 16 MiB, {USE} native, about as fast as native. "
+        f"Compression does not pay: direct takes 1.5 times as long as native. {PREDICT}",
+    ),
+    "only the largest size counts": (
+        at(4096, native=10, auto=90) + at(16 << 20, ran="native", native=10, auto=9.9),
+        f"On one node, at 16 MiB, {USE} native, about as fast as native.",
+    ),
+    "compression wins by auto": (
+        at(16 << 20, nodes=4, ran="direct", native=200, auto=50, ring=52),
+        f"Between these 4 nodes, at 16 MiB, {USE} direct with compression, 4.0 times as fast as native. "
+        "Compression pays: auto sends 4.0 times fewer bytes and is 4.0 times as fast as native.",
+    ),
+    "compression wins on one node": (
+        at(16 << 20, ran="native", native=200, auto=201, ring=100),
+        "On one node, at 16 MiB, ring is the fastest, 2.0 times as fast as auto, which ran native; "
+        f"{TUNE}. Compression pays: ring sends 4.0 times fewer bytes and is 2.0 times as fast as native.",
+    ),
+    "auto compresses, and loses": (
+        at(16 << 20, nodes=2, ran="ring", native=10, auto=15),
+        "Between these 2 nodes, at 16 MiB, native is the fastest, 1.5 times as fast as auto, which ran ring with "
+        f"compression; {TUNE}. Compression does not pay: auto takes 1.5 times as long as native.",
+    ),
+    "compression changes nothing": (
+        at(16 << 20, nodes=2, native=100, ring=95),
+        "Between these 2 nodes, at 16 MiB, no contender is clearly faster than native. "
+        "Compression does not pay: ring takes about as long as native.",
+    ),
+    "another library is the fastest": (
+        at(16 << 20, native=20, gloo=10, auto=15),
+        "On one node, at 16 MiB, gloo is the fastest, 1.5 times as fast as auto, which ran shared_memory without "
+        "compression.",
+    ),
+    "a call of compcoll costs more than MPI's": (
+        at(16 << 20, ran="native", native=10, auto=12),
+        "On one node, at 16 MiB, native is the fastest, 1.2 times as fast as auto, which ran native, too.",
+    ),
+    "auto is not there": (
+        at(16 << 20, native=20, shared_memory=10),
+        "On one node, at 16 MiB, shared_memory is the fastest, 2.0 times as fast as native.",
+    ),
+    "auto is the first": (
+        at(16 << 20, nodes=2, auto=20, ring=10, ran="native"),
+        "Between these 2 nodes, at 16 MiB, ring is the fastest, 2.0 times as fast as auto. "
+        "Compression pays: ring sends 4.0 times fewer bytes and is 2.0 times as fast as auto.",
+    ),
+    "another collective": (
+        at(16 << 20, collective="bcast", ran="native", native=10, auto=10, ring=20),
+        f"On one node, at 16 MiB, {USE} native, about as fast as native. "
+        "Compression does not pay: ring takes 2.0 times as long as native. Between nodes on a slow network it can.",
+    ),
+}
+
+
+@pytest.mark.parametrize("statistic", ["mean", "median"])
+@pytest.mark.parametrize(("records", "said"), CONCLUSIONS.values(), ids=CONCLUSIONS)
+def test_what_to_conclude(records: list[Record], said: str, statistic: str) -> None:
+    assert conclusion(records, statistic) == f"# {said}"
+
+
+def test_times_stand_beside_their_ratio_to_the_first() -> None:
+    table = SweepTable(["native", "ring"], "mean", full=False, show=[])
+    note, heads = table.head().splitlines()
+    assert note == "# in brackets: how many times as fast as native"
+    assert heads.split("  ")[0] == "# Size" and heads.split()[2:] == ["native(us)", "ring(us)"]
+    (line,) = table.rows(at(4096, native=10, ring=20))
+    assert line.split() == ["4096", "10.00", "20.00", "(0.50)"]
 
 
 @pytest.mark.slow
@@ -469,14 +556,20 @@ def test_wrong_choices_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "spread", ["linear", *(pytest.param(each, marks=pytest.mark.slow) for each in ("equal", "one"))]
+    ("collective", "spread"),
+    [
+        ("allgatherv", "linear"),
+        ("alltoallv", "linear"),
+        *(slow(name, spread) for name in ("allgatherv", "alltoallv") for spread in ("equal", "one")),
+    ],
 )
-def test_allgatherv(mpirun: MPIRun, tmp_path: Path, spread: str) -> None:
-    out = tmp_path / "allgatherv.json"
-    words = ["-m", "4K:8K", "--spread", spread, "--compare", "native,ring,direct", "-i", "3", "-x", "1"]
-    mpirun(3, "osu_like_bench", "allgatherv", *words, "--json", out)
+def test_parts_of_different_lengths(mpirun: MPIRun, tmp_path: Path, collective: str, spread: str) -> None:
+    out = tmp_path / "parts.json"
+    names = ["native", *(name for name in NAMES[collective] if name != "native")]
+    words = ["-m", "4K:8K", "--spread", spread, "--compare", ",".join(names), "-i", "3", "-x", "1"]
+    mpirun(3, "osu_like_bench", collective, *words, "--json", out)
     records = json.loads(out.read_text())["results"]
-    assert [record["contender"] for record in records] == ["native", "ring", "direct"] * 2
+    assert [record["contender"] for record in records] == names * 2
     assert all(record["wrong"] == 0 for record in records)
 
 

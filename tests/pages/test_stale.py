@@ -6,8 +6,11 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from osu_like_bench import machine
 from osu_like_bench.pages import records
+from osu_like_bench.pages.__main__ import pages
 from osu_like_bench.pages.documents import Page
 from osu_like_bench.pages.records import Case
 
@@ -105,3 +108,27 @@ def test_a_record_notes_changes_of_what_is_timed_only(tmp_path: Path) -> None:
     (tmp_path / "compcoll/a.py").write_text("tried")
     assert machine.commit(tmp_path) == f"{first}-dirty"
     assert machine.commit(tmp_path / "docs") == ""
+
+
+@pytest.mark.parametrize("path", sorted({path for page in pages().values() for path in page.times}))
+def test_every_path_of_a_page_names_code(path: str) -> None:
+    """A path without files would neither make a page older nor keep it from it."""
+    listed = ["git", "-C", str(machine.REPOSITORY), "ls-files", "--", path.removeprefix(":!")]
+    assert subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+
+
+def test_what_no_figure_depends_on_is_in_no_list() -> None:
+    """Timed pages leave out what no timed call runs. Only the tests of reliability depend on failures."""
+    untimed = ("compcoll/errors.py", "compcoll/mpi/intracomm.py", "compcoll/execute/failures.py")
+    timed = ("networks", "busy", "peers", "one-machine", "groups", "ddp", "low-rank", "local-steps")
+    for name, page in pages().items():
+        command = ["git", "-C", str(machine.REPOSITORY), "ls-files", "--", *page.times]
+        files = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        assert files, name
+        if name != "reliability":
+            assert not set(untimed) & set(files), name
+        assert ("compcoll/execute/handshake.py" in files) == (name in (*timed, "reliability")), name
+        assert ("compcoll/torch/gradients/ddp.py" in files) == (
+            name in ("busy", "peers", "groups", "ddp", "low-rank", "local-steps", "study", "study-text", "study-muon")
+        ), name
+        assert not any("/tools/" in file or "/gpu/" in file or not file.startswith("compcoll/") for file in files)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from promises import ENCODED
 
-from compcoll import ZFP, Codec, Int8, IntSum, MinMax, Sign
+from compcoll import MX, ZFP, Codec, Int8, IntSum, MinMax, Sign
+from compcoll.codecs import ALL
 from compcoll.errors import InvalidArgument, InvalidBuffer
 from compcoll.host.device import HostDevice
 from compcoll.layout import World
@@ -20,7 +21,7 @@ from compcoll.plan.call import Call, Setting
 from compcoll.plan.choose import Option
 from compcoll.plan.cost import DEFAULTS
 from compcoll.plan.explanation import _reason
-from compcoll.plan.gpu_profiles import COPY_PER_BYTE, by_ipc
+from compcoll.plan.gpu_profiles import COPY_PER_BYTE, ESTIMATED, MEASURED, by_ipc, by_nccl, by_the_host
 from compcoll.plan.plan import make_plan
 from compcoll.plan.wire_formats import short
 
@@ -173,6 +174,23 @@ def test_wires_that_gpus_read_from_each_other_cost_what_they_do_there() -> None:
     plan = make_plan(allreduce(1 << 26), staged._replace(between_gpus=faster))
     assert plan.algorithm not in choose.ON_THE_HOST and "memory over NVLink, modelled" in str(plan)
     assert "shared memory: here" in str(plan) and "NVLink" not in str(make_plan(allreduce(1 << 26), staged))
+
+
+def test_codec_auto_on_gpus_takes_codecs_whose_kernels_were_timed_there() -> None:
+    """A new codec is estimated until it is in `MEASURED`; the source of a plan's figures lists the estimated ones."""
+    assert set(ESTIMATED) == {"delta", "intsum", "mx", "sign", "szp"}
+    assert MEASURED | set(ESTIMATED) == {cls.name for cls in ALL if cls.speeds}
+    call, place = allreduce(1 << 26, tolerance=0.1), setting(4, 4, shared=True)
+    on_gpus, on_hosts = (
+        {found.codec.name for found in choose.options(call, where) if found.codec is not None}
+        for where in (place._replace(gpus=True), place)
+    )
+    assert on_gpus == on_hosts & MEASURED
+    assert on_hosts - MEASURED == {"intsum", "mx"}
+    named = {found.codec for found in choose.options(allreduce(1 << 26, MX()), place._replace(gpus=True))}
+    assert MX() in named, "a codec that a program asks for may run"
+    for profile in (by_nccl(DEFAULTS), by_the_host(DEFAULTS)):
+        assert "delta, intsum, mx, sign, szp estimated" in profile.source
 
 
 def test_plans_hold_the_codec_that_runs() -> None:
