@@ -24,13 +24,18 @@ from osu_like_bench import data
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture(scope="module")
-def check_pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_pages", DOCS / "site" / "check_pages.py")
+def of_the_site(name: str) -> ModuleType:
+    """A module of docs/site."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "site" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def check_pages() -> ModuleType:
+    return of_the_site("check_pages")
 
 
 @pytest.mark.parametrize("module", ["compcoll", "compcoll.codecs", "compcoll.sparse", "compcoll.torch"])
@@ -215,6 +220,20 @@ def test_what_is_broken_is_found(check_pages: ModuleType, tmp_path: Path) -> Non
         "gone.html leads nowhere",
         "b.png leads nowhere",
     ]
+
+
+def test_pages_are_mended_once() -> None:
+    mended = of_the_site("accessible").mended
+    page = (
+        '<p class="caption" role="heading"></p><aside class="sidebar-drawer"></aside><aside class="toc-drawer no-toc">'
+        '</aside><th class="head"><p></p></th><th class="head"><p>bytes</p></th>\n<div id="search-results"></div>'
+    )
+    assert mended(page) == (
+        '<p class="caption" role="heading" aria-level="2"></p><aside class="sidebar-drawer" aria-label="Pages"></aside>'
+        '<aside class="toc-drawer no-toc" aria-label="Sections of this page"></aside><td class="head corner"></td>'
+        '<th class="head"><p>bytes</p></th>\n<h1>Search</h1>\n<div id="search-results"></div>'
+    )
+    assert mended(mended(page)) == mended(page)
 
 
 def test_a_folder_without_pages_is_no_site(check_pages: ModuleType, tmp_path: Path) -> None:
