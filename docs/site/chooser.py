@@ -81,7 +81,7 @@ def _answers(profile: Profile, world: World, nbytes: int, ways: dict[tuple[str, 
 
 LABELS = {
     "bytes": "Bytes of a rank's array",
-    "link": "Speed of a node's network link",
+    "link": "Network link of a node",
     "nodes": "Nodes",
     "per-node": "Ranks per node",
     "error": "Allowed error of the result",

@@ -179,7 +179,7 @@ def figures_of(page: Any) -> dict[str, str]:
 def told_by(command: str) -> tuple[str, dict[str, str]]:
     """What the command answers, in the form's words."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        assert compcoll_main(shlex.split(command)[3:]) == 0
+        assert compcoll_main(shlex.split(command.replace("\\\n", ""))[3:]) == 0
     text = said.getvalue()
     rows = [re.split(r"\s{2,}", line.replace("<- auto", "").strip()) for line in text.splitlines()]
     native = next(row for row in rows if row[0] == "native")

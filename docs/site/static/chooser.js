@@ -45,8 +45,8 @@
       return group;
     }));
     const perNode = value["per-node"] > 1 ? ` --ranks-per-node ${value["per-node"]}` : "";
-    part("command").textContent = `python -m compcoll choose --bytes ${value.bytes} --link ${value.link} `
-      + `--ranks ${ranks}${perNode} --error ${value.error} --profile defaults`;
+    part("command").textContent = `python -m compcoll choose --bytes ${value.bytes} --link ${value.link} \\\n`
+      + `    --ranks ${ranks}${perNode} --error ${value.error} --profile defaults`;
     part("call").textContent = `compcoll.allreduce(x, codec="auto", tolerance=${value.error})`;
   };
 
