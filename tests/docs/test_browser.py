@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage"]
+"""For root, and for containers with little shared memory."""
+
 
 class Quiet(SimpleHTTPRequestHandler):
     """Serves files and prints nothing."""
@@ -40,7 +43,7 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium here: apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # for root, as in CI
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield running
         running.close()
 
@@ -122,9 +125,13 @@ class Axe:
                 self.found.append(f"{scheme}{page.url}: {found['id']}: {text}")
 
 
-def test_every_page_is_whole_and_accessible(browser: Any, address: str, built_site: Path) -> None:
+@pytest.fixture
+def axe() -> Axe:
     package = pytest.importorskip("axe_playwright_python", reason="axe is not installed: make test-all installs it")
-    axe = Axe(Path(package.__file__).with_name("axe.min.js").read_text())
+    return Axe(Path(package.__file__).with_name("axe.min.js").read_text())
+
+
+def test_every_page_is_whole_and_accessible(axe: Axe, browser: Any, address: str, built_site: Path) -> None:
     tab = Tab(browser, color_scheme="light", reduced_motion="reduce")
     pages = sorted(built_site.rglob("*.html"))
     assert len(pages) > 50
@@ -137,10 +144,8 @@ def test_every_page_is_whole_and_accessible(browser: Any, address: str, built_si
     assert len(axe.looks) > 20
 
 
-def test_faults_of_a_page_are_found(browser: Any, address: str) -> None:
+def test_faults_of_a_page_are_found(axe: Axe, browser: Any, address: str) -> None:
     """The test above can fail."""
-    package = pytest.importorskip("axe_playwright_python", reason="axe is not installed: make test-all installs it")
-    axe = Axe(Path(package.__file__).with_name("axe.min.js").read_text())
     tab = Tab(browser, color_scheme="light")
     tab.page.goto(f"{address}/choose.html")
     faint = "body[data-theme] .chooser-answer { color: #777; background: #888 }"
