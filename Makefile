@@ -43,7 +43,7 @@ endif
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make bench        compressed against native allreduce on NP=$(NP) ranks (BENCH=... other arguments of osu_like_bench)"
+	@echo "make bench        MPI's own, auto and compressed allreduces on NP=$(NP) ranks (BENCH=... other arguments of osu_like_bench)"
 	@echo "make test         every promise of every codec and algorithm, on Open MPI and MPICH; installs PyTorch, too (PYTEST_ARGS=...)"
 	@echo "make test-all     the same, more cases of it and the long ones: all rank counts, sanitizers, trainings (WORKERS=2)"
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
