@@ -4,7 +4,7 @@
 MPI     ?= openmpi
 PYTHON  ?= python3
 NP      ?= 4
-BENCH   ?= allreduce -m 4,1K,16K,64K,256K,1M,4M,16M,64M --codec int8 --compare native,auto,ring,direct --statistic median
+BENCH   ?= allreduce -m 4,1K,16K,64K,256K,1M,4M,16M,64M --codec int8 --compare native,auto,ring,direct --statistic median --time-cap 0.5
 PYTEST_ARGS ?=
 CASES   ?=
 comma   := ,
