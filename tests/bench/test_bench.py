@@ -402,6 +402,8 @@ def test_every_collective_of_the_library_is_a_case() -> None:
     program = "from osu_like_bench.cases import CASES; print(*CASES)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert set(done.stdout.split()) == set(NAMES)
+    page = (TOP / "docs/benchmark.md").read_text()
+    assert not [name for name in NAMES if f"`{name}`" not in page.split("## Contenders")[0]]
 
 
 def test_one_rank_and_sizes_in_any_order(mpirun: MPIRun) -> None:
