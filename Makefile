@@ -4,7 +4,7 @@
 MPI     ?= openmpi
 PYTHON  ?= python3
 NP      ?= 4
-BENCH   ?= allreduce -m 4,1K,16K,64K,256K,1M,4M,16M,64M --codec int8 --compare native,auto,ring,direct --statistic median
+BENCH   ?= allreduce -m 4,1K,16K,64K,256K,1M,4M,16M,64M --codec int8 --compare native,auto,ring,direct --statistic median --time-cap 0.5
 PYTEST_ARGS ?=
 CASES   ?=
 comma   := ,
@@ -43,7 +43,7 @@ endif
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make bench        compressed against native allreduce on NP=$(NP) ranks (BENCH=... other arguments of osu_like_bench)"
+	@echo "make bench        MPI's own, auto and compressed allreduces on NP=$(NP) ranks (BENCH=... other arguments of osu_like_bench)"
 	@echo "make test         every promise of every codec and algorithm, on Open MPI and MPICH; installs PyTorch, too (PYTEST_ARGS=...)"
 	@echo "make test-all     the same, more cases of it and the long ones: all rank counts, sanitizers, trainings (WORKERS=2)"
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"

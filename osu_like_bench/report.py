@@ -249,7 +249,8 @@ _ABOUT = 1.03
 """A contender counts as faster if it is at least so many times as fast, and a wire as shorter likewise."""
 
 _CLEARLY = 1.1
-"""`conclusion` prefers one contender to another if it is at least so many times as fast."""
+"""A contender is clearly faster than another if it is at least so many times as fast, and the 95 % confidence intervals
+of their medians do not overlap."""
 
 _MOST_RANGES = 4
 """`fastest` lists up to so many ranges of sizes. Otherwise it counts the sizes at which each contender was fastest."""
@@ -289,9 +290,8 @@ def conclusion(records: Sequence[Record], statistic: str) -> str:
     coded = next((row for row in rows if row["codec"] is not None), None)
     uncoded = next((row for row in rows if row["codec"] is None), None)
     if coded is not None and uncoded is not None:
-        gain = _time(uncoded, statistic) / _time(coded, statistic)
-        sentences.append(_of_compression(coded, uncoded, gain))
-        if nodes == 1 and gain < _CLEARLY:
+        sentences.append(_of_compression(coded, uncoded, statistic))
+        if nodes == 1 and not _clearly(coded, uncoded, statistic):
             sentences.append(_elsewhere(rows[0]))
     return f"# {' '.join(sentences)}"
 
@@ -301,12 +301,12 @@ def _advice(rows: Sequence[Record], first: str, statistic: str) -> str:
     by_name = {row["contender"]: row for row in rows}
     best, auto = rows[0], by_name.get(AUTO)
     if auto is None or first == AUTO:
-        if _gain(best, by_name[first], statistic) < _CLEARLY:
+        if not _clearly(best, by_name[first], statistic):
             return f"no contender is clearly faster than {first}"
         return f"{best['contender']} is the fastest, {_compared(best, by_name[first], statistic)}"
     compressed = " with compression" if auto["codec"] is not None else " without compression"
     ran = f"{auto['algorithm']}{compressed if auto['algorithm'] != NATIVE else ''}"
-    if _gain(best, auto, statistic) < _CLEARLY:
+    if not _clearly(best, auto, statistic):
         return f'use algorithm="auto" (the default): it ran {ran}, {_compared(auto, by_name[first], statistic)}'
     slow = f"{best['contender']} is the fastest, {_compared(best, auto, statistic)}, which ran {ran}"
     if best["algorithm"] == auto["algorithm"]:
@@ -321,18 +321,24 @@ def _gain(row: Record, other: Record, statistic: str) -> float:
     return _time(other, statistic) / _time(row, statistic)
 
 
+def _clearly(row: Record, other: Record, statistic: str) -> bool:
+    """Return whether a contender is clearly faster than another; see `_CLEARLY`."""
+    apart: bool = row["median_high_us"] < other["median_low_us"]
+    return apart and _gain(row, other, statistic) >= _CLEARLY
+
+
 def _compared(row: Record, other: Record, statistic: str) -> str:
     """Return a text that compares a contender with another that is not clearly faster."""
-    gain = _gain(row, other, statistic)
-    return f"{'about' if gain < _CLEARLY else f'{gain:.1f} times'} as fast as {other['contender']}"
+    times = f"{_gain(row, other, statistic):.1f} times" if _clearly(row, other, statistic) else "about"
+    return f"{times} as fast as {other['contender']}"
 
 
-def _of_compression(coded: Record, uncoded: Record, gain: float) -> str:
+def _of_compression(coded: Record, uncoded: Record, statistic: str) -> str:
     """Return a sentence that compares the fastest contender that compressed with the fastest that did not."""
-    if gain >= _CLEARLY:
+    if _clearly(coded, uncoded, statistic):
         fewer = f"sends {coded['ratio']:.1f} times fewer bytes and " if coded["ratio"] > _ABOUT else ""
-        return f"Compression pays: {coded['contender']} {fewer}is {gain:.1f} times as fast as {uncoded['contender']}."
-    slower = "about" if gain > 1 / _CLEARLY else f"{1 / gain:.1f} times"
+        return f"Compression pays: {coded['contender']} {fewer}is {_compared(coded, uncoded, statistic)}."
+    slower = f"{_gain(uncoded, coded, statistic):.1f} times" if _clearly(uncoded, coded, statistic) else "about"
     return f"Compression does not pay: {coded['contender']} takes {slower} as long as {uncoded['contender']}."
 
 

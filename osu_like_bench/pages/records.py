@@ -47,7 +47,9 @@ _UNTIMED = (
 )
 CALLS = (*PROMISES, *(f":!compcoll/{name}" for name in _UNTIMED))
 """Pathspecs of the code that a timed collective over MPI runs: no messages of errors, and no other interfaces."""
-TRAINING = tuple(name for name in CALLS if name != ":!compcoll/torch")
+NO_SHARDS = (":!compcoll/torch/gradients/fsdp.py", ":!compcoll/torch/gradients/columns.py")
+"""Pathspecs that exclude FSDP2, which no page trains with."""
+TRAINING = (*(name for name in CALLS if name != ":!compcoll/torch"), *NO_SHARDS)
 """Pathspecs of the code that training steps run."""
 SENDING = tuple(
     f":!compcoll/kernels/{name}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .documents import Output, Page, table
-from .records import GPU, SENDING, Case, Record, Row
+from .records import GPU, NO_SHARDS, SENDING, Case, Record, Row
 
 BASELINE = "uncompressed"
 _NAMES_HIGH = 30
@@ -277,7 +277,7 @@ def _page(study: Study, *times: str, derived: Callable[[Path], dict[str, Case]] 
 
 _LOSING = (
     *("compcoll/codecs", "compcoll/kernels", "compcoll/feedback.py"),
-    *("compcoll/torch/gradients", "compcoll/torch/low_rank", *GPU, *SENDING),
+    *("compcoll/torch/gradients", "compcoll/torch/low_rank", *NO_SHARDS, *GPU, *SENDING),
 )
 """Pathspecs of the code that accuracy depends on: compression, but not the code that only sends."""
 DIGITS = Study("study", "accuracy", 0.01)

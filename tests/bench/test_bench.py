@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from osu_like_bench.report import Record, SweepTable, conclusion, fastest
 from osu_like_bench.timing import Limits, Times, measure
 
 MPIRun = Callable[..., Completed]
+TOP = Path(__file__).parents[2]
 
 
 def bench(*words: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -400,6 +402,8 @@ def test_every_collective_of_the_library_is_a_case() -> None:
     program = "from osu_like_bench.cases import CASES; print(*CASES)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert set(done.stdout.split()) == set(NAMES)
+    page = (TOP / "docs/benchmark.md").read_text()
+    assert not [name for name in NAMES if f"`{name}`" not in page.split("## Contenders")[0]]
 
 
 def test_one_rank_and_sizes_in_any_order(mpirun: MPIRun) -> None:
@@ -422,7 +426,8 @@ def at(
         coded = algorithm in ("ring", "direct")
         about = {"collective": collective, "size": size, "ranks": 4, "nodes": nodes, "contender": name}
         quality = {"algorithm": algorithm, "codec": CODEC if coded else None, "ratio": 4.0 if coded else 1.0}
-        found.append(about | quality | {"avg_us": us, "median_us": 10 * us, "speedup": first / us})
+        times = {"avg_us": us, "median_us": 10 * us, "median_low_us": 9.9 * us, "median_high_us": 10.1 * us}
+        found.append(about | quality | times | {"speedup": first / us})
     return found
 
 
@@ -507,6 +512,26 @@ CONCLUSIONS: dict[str, tuple[list[Record], str]] = {
 @pytest.mark.parametrize(("records", "said"), CONCLUSIONS.values(), ids=CONCLUSIONS)
 def test_what_to_conclude(records: list[Record], said: str, statistic: str) -> None:
     assert conclusion(records, statistic) == f"# {said}"
+
+
+def test_noise_is_no_conclusion() -> None:
+    """Contenders are about equal if the confidence intervals of their medians overlap."""
+    noisy = [row | {"median_low_us": 0.0} for row in at(16 << 20, nodes=2, native=20, auto=15, ring=10)]
+    assert conclusion(noisy, "mean") == (
+        f"# Between these 2 nodes, at 16 MiB, {USE} shared_memory without compression, about as fast as native. "
+        "Compression does not pay: ring takes about as long as auto."
+    )
+
+
+def test_make_bench_compares_what_a_user_gets() -> None:
+    words = re.search(r"^BENCH +\?= (.*)$", (TOP / "Makefile").read_text(), re.M)
+    assert words is not None
+    arguments = parser.build_parser().parse_args(words[1].split())
+    compared = arguments.compare.split(",")
+    assert compared[:2] == ["native", "auto"] and {"ring", "direct"} <= set(compared)
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    extras = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [re.split("[<>=]", package)[0] for package in extras["bench"]] == ["tqdm"], "make bench installs little"
 
 
 def test_times_stand_beside_their_ratio_to_the_first() -> None:

@@ -18,6 +18,7 @@ from mpi.environments import Completed
 
 import compcoll
 from compcoll.__main__ import main as compcoll_main
+from compcoll.plan.choose import NAMES
 from osu_like_bench.parser import build_parser
 
 TOP = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ ELSEWHERE = {
     r"-m osu_like_bench selection": "tests/bench/test_bench.py::test_selection",
     r"-m osu_like_bench codecs": "tests/bench/test_bench.py::test_codecs",
     r"-m osu_like_bench plot": "tests/bench/test_bench.py::test_allreduce_contenders_and_records",
-    r"-m osu_like_bench allreduce": "tests/bench/test_bench.py::test_allreduce_contenders_and_records",
+    rf"-m osu_like_bench ({'|'.join(NAMES)})\b": "tests/bench/test_bench.py::test_collectives",
     r"launch/train_ddp\.py": (
         "tests/pytorch/test_gradients.py::test_training_reaches_the_same_accuracy_and_resumes_exactly"
     ),
