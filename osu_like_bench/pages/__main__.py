@@ -1,4 +1,4 @@
-"""Measure a page of docs/measurements and write it. Without a page, list the pages whose timed code has changed since.
+"""Measure a page of docs/measurements and write it. Without a page, list all, and whether their timed code has changed.
 
 python -m osu_like_bench.pages                                 # `make figures`; exit status 1 if some are older
 python -m osu_like_bench.pages busy                            # measure this page: `make measurements PAGE=busy`

@@ -174,5 +174,6 @@ PAGES = (
         rows=_rows,
         merge=means,
         plot=_plot,
+        study=True,
     ),
 )

@@ -133,6 +133,8 @@ class Page:
         Whether the output of a failed command counts.
     derived : callable
         Takes the documents' folder and returns cases that follow from another page's record, by name.
+    study : bool
+        Whether the page is a study, whose figures are those of its date. Other pages are measured for each release.
     """
 
     name: str
@@ -145,6 +147,7 @@ class Page:
     by_row: bool = False
     keep_failed: bool = False
     derived: Callable[[Path], Mapping[str, Case]] = lambda folder: {}
+    study: bool = False
 
     def shown(self, rows: Iterable[Row]) -> list[Row]:
         """Return rows with only the figures that the record keeps."""
@@ -159,7 +162,11 @@ class Page:
         return record
 
     def state(self, repository: Path = REPOSITORY) -> str:
-        """Return `UP_TO_DATE` if the code is as measured, else a text that begins with "older"."""
+        """Return `UP_TO_DATE`, or a text that begins with "older" if the code has changed; for a study its days."""
+        if self.study:
+            cases = self.record(repository).cases.values()
+            days = sorted({row["date"][:10] for case in cases for row in (case.run, *case.results) if "date" in row})
+            return "study of " + " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "study, not yet measured"
         return why_older(self.record(repository).cases.values(), self.times, repository)
 
     def write(self, record: Record) -> int:

@@ -163,5 +163,6 @@ PAGES = (
         (*TRAINING, ":!compcoll/torch/optimizers", ":!compcoll/torch/low_rank"),
         ("contender", "size", "ran", "median_us", "median_ms", "median_us_of_launches", "ran_in_launches"),
         merge=partial(middle, ours="group"),
+        study=True,
     ),
 )

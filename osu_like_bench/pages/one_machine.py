@@ -156,5 +156,6 @@ PAGES = (
             *(":!compcoll/kernels/sparse_wire*", "compcoll/kernels/laplacian.h", "compcoll/kernels/threshold_search.h"),
         ),
         ("method", "size", "median_us", "wrong"),
+        study=True,
     ),
 )

@@ -75,5 +75,6 @@ PAGES = (
             *("contender", "size", "median_us", "ratio"),
             *("median_ms", "exposed_ms", "sent_megabytes", "speedup", "error"),
         ),
+        study=True,
     ),
 )

@@ -41,7 +41,7 @@ GPU = (":!compcoll/gpu", ":!compcoll/execute/gpu*", ":!compcoll/kernels/device*"
 PROMISES = ("compcoll", ":!compcoll/torch", ":!compcoll/simulation", ":!compcoll/tools", *GPU)
 """Pathspecs of the code whose promises the tests of reliability check."""
 _UNTIMED = (
-    *("__main__.py", "api.py", "deprecated.py", "encoding.py", "errors.py", "mpi", "plan/advice.py"),
+    *("__init__.py", "__main__.py", "api.py", "deprecated.py", "encoding.py", "errors.py", "mpi", "plan/advice.py"),
     *("plan/explanation.py", "execute/failures.py", "execute/failure_detector.py", "execute/trace.py"),
     *("transports/job_end.py", "transports/loopback.py"),
 )

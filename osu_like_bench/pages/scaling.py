@@ -194,6 +194,7 @@ PAGES = (
         },
         ("compcoll/algorithms", "compcoll/layout.py", "compcoll/simulation", "compcoll/torch/low_rank"),
         plot=_plot,
+        study=True,
     ),
 )
 

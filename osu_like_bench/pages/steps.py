@@ -168,6 +168,6 @@ _COLUMNS = (
 
 PAGES = (
     Page("ddp", {"case": _case}, (*TRAINING, ":!compcoll/torch/optimizers", ":!compcoll/torch/low_rank"), _COLUMNS),
-    Page("low-rank", {"case": _case}, (*TRAINING, ":!compcoll/torch/optimizers"), _COLUMNS),
-    Page("local-steps", {"case": _case}, (*TRAINING, ":!compcoll/torch/low_rank"), _COLUMNS),
+    Page("low-rank", {"case": _case}, (*TRAINING, ":!compcoll/torch/optimizers"), _COLUMNS, study=True),
+    Page("local-steps", {"case": _case}, (*TRAINING, ":!compcoll/torch/low_rank"), _COLUMNS, study=True),
 )

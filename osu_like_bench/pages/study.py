@@ -272,6 +272,7 @@ def _page(study: Study, *times: str, derived: Callable[[Path], dict[str, Case]] 
         plot=partial(_plot, study),
         by_row=True,
         derived=derived,
+        study=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from osu_like_bench import machine
 from osu_like_bench.pages import records
 from osu_like_bench.pages.__main__ import pages
-from osu_like_bench.pages.documents import Page
+from osu_like_bench.pages.documents import FOLDER, Page
 from osu_like_bench.pages.records import Case
 
 PAGE = Page("page", {}, ("compcoll",))
@@ -43,6 +44,24 @@ class Repository:
             name: Case("run", run={"commit": commit} if commit else {}) for name, commit in commits.items()
         }
         record.save()
+
+
+def test_a_study_keeps_its_day(tmp_path: Path) -> None:
+    there, study = Repository(tmp_path), replace(PAGE, study=True)
+    assert study.state(tmp_path) == "study, not yet measured"
+    there.record(one=there.commit("compcoll/a.py"))
+    record = study.record(tmp_path)
+    record.cases["one"].run["date"] = "2026-11-27 10:00"
+    record.save()
+    there.commit("compcoll/a.py")
+    assert study.state(tmp_path) == "study of 2026-11-27"
+
+
+def test_the_index_has_the_pages_of_a_release_and_the_studies() -> None:
+    index = (machine.REPOSITORY / FOLDER / "index.md").read_text().partition("## Studies")
+    for part, study in ((index[0], False), (index[2], True)):
+        names = {name for name, page in pages().items() if page.study is study}
+        assert set(re.findall(r"\]\((.*?)\.md\)", part)) == names
 
 
 def test_a_page_is_older_if_what_it_times_has_changed_since(tmp_path: Path) -> None:
