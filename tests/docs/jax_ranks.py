@@ -8,26 +8,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TOP = Path(__file__).parents[2]
-sys.path.insert(0, str(TOP / "launch"))
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 import train_jax
 from mpi4py import MPI
 
 import compcoll
 
+TOP = Path(__file__).parents[2]
 STEPS = 12
 # Codec, algorithm, element type, and how far the change of the parameters may be from NumPy's, relative to its norm.
 CASES = [
     (None, "auto", "float64", 1e-12),
     ("zfp:rate=32", "ring", "float64", 1e-5),
-    ("int8", "ring", "float64", 0.02),
-    ("int8", "direct", "float32", 0.02),
-    ("zfp:rate=16", "ring", "bfloat16", 0.1),
+    ("int8", "ring", "float64", 0.005),
+    ("int8", "direct", "float32", 0.005),
+    ("zfp:rate=16", "ring", "bfloat16", 0.3),  # parameters in bfloat16 lose small updates, also without a codec
 ]
 
 Parameters = dict[str, np.ndarray]
@@ -66,7 +65,6 @@ def check_training(comm: compcoll.Communicator) -> None:
         found = flat(parameters)
         assert (comm.stats.codec is None) == (codec is None), comm.stats
         distance = np.linalg.norm(found - wanted) / np.linalg.norm(wanted - start)
-        print(codec, algorithm, dtype, distance, file=sys.stderr)
         assert distance < tolerance, (codec, dtype, distance)
         assert len(set(MPI.COMM_WORLD.allgather(found.tobytes()))) == 1
 
@@ -114,12 +112,8 @@ def check_arrays(comm: compcoll.Communicator) -> None:
     assert np.array_equal(compcoll.allreduce(later, op="max"), later)
     every = compcoll.allgather(jnp.full(3, comm.rank), algorithm="native")
     assert isinstance(every, jax.Array) and every.shape == (comm.size, 3)
-    try:
+    with pytest.raises(compcoll.errors.InvalidBuffer, match="read-only"):
         compcoll.allreduce(x, out=x)
-    except compcoll.errors.InvalidBuffer as error:
-        assert "read-only" in str(error)
-    else:
-        raise AssertionError("a result was written into a JAX array")
 
 
 def main() -> None:
@@ -128,10 +122,21 @@ def main() -> None:
     check_arrays(comm)
     check_training(comm)
     check_page(comm)
-    sys.argv = ["train_jax.py", "--codec", "int8", "--algorithm", "ring", "--feedback", "--save", sys.argv[1]]
+    sys.argv = [
+        "train_jax.py",
+        "--codec",
+        "int8",
+        "--algorithm",
+        "ring",
+        "--feedback",
+        "--steps",
+        "20",
+        "--save",
+        sys.argv[1],
+    ]
     train_jax.main()
     if comm.rank == 0:
-        print(json.dumps({"difference": float(np.linalg.norm(flat(dict(np.load(sys.argv[-1]))) - flat(by_numpy(50))))}))
+        print(json.dumps({"difference": float(np.linalg.norm(flat(dict(np.load(sys.argv[-1]))) - flat(by_numpy(20))))}))
 
 
 main()
