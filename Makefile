@@ -90,9 +90,9 @@ $(VENV)/.torch: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt torch expecttest
 	@touch $@
 
-# The frameworks of docs/frameworks.md's recipes: half a minute.
+# The frameworks of docs/frameworks.md's recipes, and JAX on CPUs: a minute.
 $(VENV)/.frameworks: $(VENV)/.torch
-	$(PIP) install -q -c constraints.txt accelerate transformers lightning
+	$(PIP) install -q -c constraints.txt accelerate transformers lightning jax
 	@touch $@
 
 # Programs that know mpi4py alone, which tests/mpi/test_programs.py runs. What they need is there (torchvision is not,
