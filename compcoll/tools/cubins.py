@@ -43,8 +43,8 @@ def programs(codecs: list[Codec], dtype: str) -> list[Program]:
 DESCRIPTION = (
     "Compiles the CUDA kernels of one codec, or of all codecs with default options, into the folder "
     "COMPCOLL_CUBINS (default: a folder in the user's cache). All ranks that use this folder find them. Needs NVRTC "
-    "(cupy-cuda13x[ctk] or cupy-cuda12x[ctk]), but no GPU. Kernels not compiled before are compiled at their first use, by one "
-    "rank of a node."
+    "(cupy-cuda13x[ctk] or cupy-cuda12x[ctk]), but no GPU. Kernels not compiled before are compiled at their first "
+    "use, by one rank of a node."
 )
 
 
