@@ -57,7 +57,7 @@ help:
 	@echo "make format       let ruff put the code in order"
 	@echo "make measurements tables and plots of docs/measurements/networks.md, as root; installs PyTorch, for gloo; PAGE=busy,"
 	@echo "                  peers, study … another page"
-	@echo "make figures      lists the pages of docs/measurements, and fails if one of a release is older than the code that it times"
+	@echo "make figures      lists the pages of docs/measurements; fails if one of a release is older than the code it times"
 	@echo "make docs         the site, into build/site: warnings are errors, and links inside it are checked; installs PyTorch"
 	@echo "make docs-links   looks whether links to other sites lead anywhere (needs the internet)"
 	@echo "make gpu-rehearsal packs what a machine with a GPU lacks, and runs its checks here as far as none is needed"
