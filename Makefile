@@ -57,7 +57,7 @@ help:
 	@echo "make format       let ruff put the code in order"
 	@echo "make measurements tables and plots of docs/measurements/networks.md, as root; installs PyTorch, for gloo; PAGE=busy,"
 	@echo "                  peers, study … another page"
-	@echo "make figures      lists the pages of docs/measurements, and fails if one of a release is older than the code that it times"
+	@echo "make figures      lists the pages of docs/measurements; fails if one of a release is older than the code it times"
 	@echo "make docs         the site, into build/site: warnings are errors, and links inside it are checked; installs PyTorch"
 	@echo "make docs-links   looks whether links to other sites lead anywhere (needs the internet)"
 	@echo "make gpu-rehearsal packs what a machine with a GPU lacks, and runs its checks here as far as none is needed"
@@ -90,9 +90,9 @@ $(VENV)/.torch: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt torch expecttest
 	@touch $@
 
-# The frameworks of docs/frameworks.md's recipes: half a minute.
+# The frameworks of docs/frameworks.md's recipes, and JAX on CPUs: a minute.
 $(VENV)/.frameworks: $(VENV)/.torch
-	$(PIP) install -q -c constraints.txt accelerate transformers lightning
+	$(PIP) install -q -c constraints.txt accelerate transformers lightning jax
 	@touch $@
 
 # Programs that know mpi4py alone, which tests/mpi/test_programs.py runs. What they need is there (torchvision is not,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -49,8 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(given)
     try:
         status: int = args.run(args)
+        sys.stdout.flush()
     except CompcollError as error:
         return _failed(given[0], error)
+    except BrokenPipeError:  # the reader, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return status
 
 

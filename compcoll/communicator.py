@@ -61,6 +61,8 @@ class Communicator(Methods):
     If a rank is late, dies, or fails during a collective, every rank that is alive raises an error that says so. The
     communicator then cannot be used any more: see `shrink` and docs/reliability.md.
 
+    Each thread needs a communicator of its own. A call while another thread is in one raises `CommunicatorBusy`.
+
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or Connection, optional

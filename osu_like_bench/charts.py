@@ -87,7 +87,7 @@ def draw(output: Path, contents: Sequence[tuple[str, Content]], statistic: str) 
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("plot needs matplotlib: pip install 'compcoll[plot]'") from error
+        raise UsageError("plot needs matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     sample = contents[0][1]["results"][0]
     figure.suptitle(f"{sample['collective']}, {sample['ranks']} ranks, {sample['dtype']}")

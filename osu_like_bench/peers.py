@@ -115,7 +115,7 @@ def _check_dtype(name: str, x: Array, dtypes: Sequence[str]) -> None:
 def _start_gloo() -> None:
     """Initialize PyTorch's default process group with gloo, unless it is initialized."""
     if find_spec("torch") is None:
-        raise UsageError("contenders gloo and gloo_fp16 need PyTorch: pip install 'compcoll[torch]'")
+        raise UsageError("contenders gloo and gloo_fp16 need PyTorch: pip install torch")
     import torch.distributed as dist
 
     from .training.processes import start

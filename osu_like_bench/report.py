@@ -328,9 +328,13 @@ def _clearly(row: Record, other: Record, statistic: str) -> bool:
 
 
 def _compared(row: Record, other: Record, statistic: str) -> str:
-    """Return a text that compares a contender with another that is not clearly faster."""
-    times = f"{_gain(row, other, statistic):.1f} times" if _clearly(row, other, statistic) else "about"
-    return f"{times} as fast as {other['contender']}"
+    """Return a clause that compares a contender with another that is not clearly faster."""
+    gain = _gain(row, other, statistic)
+    if _clearly(row, other, statistic):
+        return f"{gain:.1f} times as fast as {other['contender']}"
+    if max(gain, 1 / gain) < _CLEARLY:
+        return f"about as fast as {other['contender']}"
+    return f"not clearly {'faster' if gain > 1 else 'slower'} than {other['contender']}, since the times scatter"
 
 
 def _of_compression(coded: Record, uncoded: Record, statistic: str) -> str:
@@ -338,8 +342,11 @@ def _of_compression(coded: Record, uncoded: Record, statistic: str) -> str:
     if _clearly(coded, uncoded, statistic):
         fewer = f"sends {coded['ratio']:.1f} times fewer bytes and " if coded["ratio"] > _ABOUT else ""
         return f"Compression pays: {coded['contender']} {fewer}is {_compared(coded, uncoded, statistic)}."
-    slower = f"{_gain(uncoded, coded, statistic):.1f} times" if _clearly(uncoded, coded, statistic) else "about"
-    return f"Compression does not pay: {coded['contender']} takes {slower} as long as {uncoded['contender']}."
+    if _clearly(uncoded, coded, statistic):
+        slower = f"takes {_gain(uncoded, coded, statistic):.1f} times as long as {uncoded['contender']}"
+    else:
+        slower = f"is {_compared(coded, uncoded, statistic)}"
+    return f"Compression does not pay: {coded['contender']} {slower}."
 
 
 def _elsewhere(row: Record) -> str:

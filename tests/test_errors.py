@@ -316,4 +316,4 @@ def test_without_pytorch_its_extra_is_named() -> None:
     asked = "import sys; sys.modules['torch'] = None; import compcoll.torch"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60)
     last = done.stderr.strip().splitlines()[-1]
-    assert last == "ModuleNotFoundError: compcoll.torch needs PyTorch: pip install 'compcoll[torch]'"
+    assert last == "ModuleNotFoundError: compcoll.torch needs PyTorch: pip install torch"

@@ -90,16 +90,16 @@ class FailureDetector:
         if reasons:
             return CommunicatorBroken("; ".join(f"rank {rank} gave up: {text}" for rank, text in reasons.items()))
         missing = tuple(r for r in range(self._transport.size) if r != self._transport.rank and r not in heard)
-        why = f"rank {_listed(first)} gave up" if first else f"nothing came for {limit:g} s"
+        why = f"{_listed(first)} gave up" if first else f"nothing came for {limit:g} s"
         parts = [f"{why}: {waiting}"]
         if missing:
-            parts.append(f"rank {_listed(missing)} did not answer")
+            parts.append(f"{_listed(missing)} did not answer")
         waits: dict[str, list[int]] = {}
         for rank, text in sorted(heard.items()):
             waits.setdefault(text.removeprefix(_WAITS), []).append(rank)
-        parts += [f"rank {_listed(ranks)} waits in {text}" for text, ranks in waits.items()]
+        parts += [f"{_listed(ranks)} wait{'s' * (len(ranks) == 1)} in {text}" for text, ranks in waits.items()]
         return PeerTimeout("; ".join(parts), missing)
 
 
 def _listed(ranks: list[int] | tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks))
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

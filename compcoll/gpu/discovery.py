@@ -61,6 +61,6 @@ def cuda_device(x: Any, *, shared: bool = False) -> CudaDevice:
     except ImportError as error:
         raise UnsupportedDevice(
             f"{what}, which compcoll reaches through CuPy ({error}): "
-            "pip install 'compcoll[cuda13]', or 'compcoll[cuda12]' for CUDA 12"
+            "pip install 'cupy-cuda13x[ctk]', or 'cupy-cuda12x[ctk]' for CUDA 12"
         ) from error
     return cuda.device_of(x, shared=shared)

@@ -37,7 +37,7 @@ def check(path: Path, option: str = "--plot") -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
-        raise InvalidArgument(f'{option} needs matplotlib: pip install "compcoll[plot]"') from None
+        raise InvalidArgument(f"{option} needs matplotlib: pip install matplotlib") from None
     supported = FigureCanvasAgg.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in supported:
         raise InvalidArgument(f"{option} {path}: the suffix must be one of {', '.join(sorted(supported))}")

@@ -22,7 +22,12 @@ _OF_COMMANDS = ("dtype", "seed")
 _BYTES = {"": 1, "b": 1, **{f"{p}{s}": 1 << 10 * i for i, p in enumerate("kmgt", 1) for s in ("", "b", "ib")}}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _BITS_PER_SECOND = {f"{p}bit{s}": 1000**i / 8 for i, p in enumerate(["", "k", "m", "g", "t"]) for s in ("", "/s")}
-_SPEEDS = {**_BITS_PER_SECOND, **{f"{p}B/s": 1000**i for i, p in enumerate(["", "k", "M", "G", "T"])}}
+_PREFIXES = ("", "k", "M", "G", "T")
+_SPEEDS = {
+    **_BITS_PER_SECOND,
+    **{f"{p}b/s": 1000**i / 8 for i, p in enumerate(_PREFIXES)},
+    **{f"{p}B/s": 1000**i for i, p in enumerate(_PREFIXES)},
+}
 
 
 def add_codec_options(parser: argparse._ActionsContainer, text: str) -> None:
@@ -133,7 +138,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_speed(text: str) -> float:
-    """Parse bytes per second such as ``1.5GB/s``, or bits such as ``100gbit``. Suffixes are powers of 1000."""
+    """Parse bytes per second such as ``1.5GB/s``, or bits such as ``100gbit`` or ``25Gb/s``, by powers of 1000."""
     return _parse(text, _SPEEDS, "a speed: bytes or bits per second are needed, such as 1.5GB/s or 100gbit")
 
 

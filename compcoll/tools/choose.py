@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=1e-2,
         metavar="X",
-        help="allowed relative error of the result, ‖result - exact‖ / ‖exact‖ (default: %(default)g)",
+        help="allowed relative error of the result, ‖result - exact‖ / ‖exact‖, such as 1e-3 (default: %(default)g)",
     )
 
 

@@ -43,8 +43,8 @@ def programs(codecs: list[Codec], dtype: str) -> list[Program]:
 DESCRIPTION = (
     "Compiles the CUDA kernels of one codec, or of all codecs with default options, into the folder "
     "COMPCOLL_CUBINS (default: a folder in the user's cache). All ranks that use this folder find them. Needs NVRTC "
-    "(compcoll[cuda13] or [cuda12]), but no GPU. Kernels not compiled before are compiled at their first use, by one "
-    "rank of a node."
+    "(cupy-cuda13x[ctk] or cupy-cuda12x[ctk]), but no GPU. Kernels not compiled before are compiled at their first "
+    "use, by one rank of a node."
 )
 
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile the programs, and print a line for each file."""
     if cubins.nvrtc() is None:
-        raise UnsupportedDevice("NVRTC is not installed: pip install 'compcoll[cuda13]', or 'nvidia-cuda-nvrtc'")
+        raise UnsupportedDevice("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
     chosen = chosen_codec(args)
     wanted = programs([cls() for cls in ALL] if chosen is None else [chosen], args.dtype)
     total = 0

@@ -293,7 +293,7 @@ def _gpu(report: Report) -> None:
     names, why = gpus()
     wrong = selftest.check_gpu() if names else ""
     if wrong:
-        remedy = "pip install 'compcoll[cuda13]' (cuda12 for drivers of CUDA 12) installs the compiler that CuPy needs"
+        remedy = "pip install 'cupy-cuda13x[ctk]' (cuda12x for CUDA 12) installs the compiler that CuPy needs"
         report.find(WRONG, f"GPU: {wrong}", remedy)
     text = ", ".join(names) if names else f"none ({why})"
     facts: dict[str, Any] = {"gpus": names, "gpu_wrong": wrong}

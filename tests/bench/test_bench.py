@@ -480,7 +480,7 @@ CONCLUSIONS: dict[str, tuple[list[Record], str]] = {
     "compression changes nothing": (
         at(16 << 20, nodes=2, native=100, ring=95),
         "Between these 2 nodes, at 16 MiB, no contender is clearly faster than native. "
-        "Compression does not pay: ring takes about as long as native.",
+        "Compression does not pay: ring is about as fast as native.",
     ),
     "another library is the fastest": (
         at(16 << 20, native=20, gloo=10, auto=15),
@@ -515,11 +515,12 @@ def test_what_to_conclude(records: list[Record], said: str, statistic: str) -> N
 
 
 def test_noise_is_no_conclusion() -> None:
-    """Contenders are about equal if the confidence intervals of their medians overlap."""
+    """No contender is faster than another if the confidence intervals of their medians overlap."""
     noisy = [row | {"median_low_us": 0.0} for row in at(16 << 20, nodes=2, native=20, auto=15, ring=10)]
     assert conclusion(noisy, "mean") == (
-        f"# Between these 2 nodes, at 16 MiB, {USE} shared_memory without compression, about as fast as native. "
-        "Compression does not pay: ring takes about as long as auto."
+        f"# Between these 2 nodes, at 16 MiB, {USE} shared_memory without compression, not clearly faster than native, "
+        "since the times scatter. Compression does not pay: ring is not clearly faster than auto, since the times "
+        "scatter."
     )
 
 

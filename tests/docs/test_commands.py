@@ -51,6 +51,8 @@ ELSEWHERE = {
     r"launch/train_ddp\.py": (
         "tests/pytorch/test_gradients.py::test_training_reaches_the_same_accuracy_and_resumes_exactly"
     ),
+    r"^docker (build|run --rm compcoll$)": "tests/launch/test_docker.py::test_the_image_runs_two_ranks",
+    r"launch/train_jax\.py": "tests/docs/test_jax.py::test_code_of_the_page_and_training",
     r"^(mpirun|COMPCOLL\S+ .*mpirun) .*python (that_program|first_sum|script)\.py": (
         "tests/docs/test_commands.py::test_first_examples_print_what_they_say"
     ),

@@ -60,7 +60,7 @@ def test_who_does_not_answer_within_half_a_second_is_missing(monkeypatch: pytest
     answers = Answers(monkeypatch, {3: (0.2, "waits: bcast"), 0: (0.45, "waits: bcast"), 2: (0.6, "waits: late")})
     error = ask(answers)
     assert type(error) is PeerTimeout and error.missing == (2,)
-    assert str(error) == ("nothing came for 2.5 s: allreduce by ring; rank 2 did not answer; rank 0, 3 waits in bcast")
+    assert str(error) == ("nothing came for 2.5 s: allreduce by ring; rank 2 did not answer; ranks 0, 3 wait in bcast")
     assert answers.now == pytest.approx(100.5, abs=0.01) and answers.abandoned == 1
     assert answers.told == ["waits: allreduce by ring"]
 
@@ -69,7 +69,7 @@ def test_nobody_is_waited_for_who_has_answered(monkeypatch: pytest.MonkeyPatch) 
     answers = Answers(monkeypatch, {0: (0, "waits: a"), 2: (0.1, "waits: b"), 3: (0, "waits: a")})
     error = ask(answers)
     assert type(error) is PeerTimeout and error.missing == ()
-    assert str(error) == "rank 0, 3 gave up: allreduce by ring; rank 0, 3 waits in a; rank 2 waits in b"
+    assert str(error) == "ranks 0, 3 gave up: allreduce by ring; ranks 0, 3 wait in a; rank 2 waits in b"
     assert answers.now == pytest.approx(100.1, abs=0.01)
 
 

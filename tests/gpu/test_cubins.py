@@ -119,7 +119,7 @@ def test_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     """By the real compiler, for a GPU that is not here; a second time nothing is compiled."""
     compiler = cubins.nvrtc()
     if compiler is None:
-        pytest.skip("nvidia-cuda-nvrtc is not installed: pip install 'compcoll[test]'")
+        pytest.skip("nvidia-cuda-nvrtc is not installed: make install")
     monkeypatch.setenv("COMPCOLL_CUBINS", str(tmp_path))
     words = ["cubins", "--arch", "90", "--codec", "cast"]
     assert __main__.main(words) == 0

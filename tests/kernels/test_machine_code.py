@@ -51,7 +51,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """Compile a program, once."""
     compiler, cuobjdump = nvrtc(), sass.disassembler()
     if compiler is None or cuobjdump is None:
-        pytest.skip("nvidia-cuda-nvrtc or nvidia-cuda-cuobjdump is not installed: pip install 'compcoll[test]'")
+        pytest.skip("nvidia-cuda-nvrtc or nvidia-cuda-cuobjdump is not installed: make install")
     folder, known = tmp_path_factory.mktemp("cubins"), {}
 
     def compiled(program: Program) -> sass.Cubin:

