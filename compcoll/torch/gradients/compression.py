@@ -259,7 +259,7 @@ def advise(codec: Codecs, optimizer: torch.optim.Optimizer | None) -> None:
         warnings.warn(
             f"codec={each.name!r} on gradients does not suit {kind}: in the study of a small GPT, "
             f"{measured[each.name]}. Use {instead} (docs/measurements/{page}.md)",
-            stacklevel=3,
+            stacklevel=4,  # the caller of `compress`, which is decorated
         )
 
 
