@@ -670,7 +670,8 @@ class Communicator(Methods):
         try:
             return as_numpy(x, "x"), as_numpy(out, "out") if is_foreign(out) else out
         except Exception as error:
-            self._refuse(collective, error)
+            with self._one_call:
+                self._refuse(collective, error)
 
     def _check_usable(self) -> None:
         if self._broken is not None:
