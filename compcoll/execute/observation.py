@@ -58,6 +58,16 @@ def refresh() -> None:
 
 
 @contextmanager
+def silent() -> Iterator[None]:
+    """Log no calls in a block, in which the library measures by calls of its own."""
+    _log.disabled = True
+    try:
+        yield
+    finally:
+        _log.disabled = False
+
+
+@contextmanager
 def in_profiles(name: str) -> Iterator[None]:
     """Show a block as a range in PyTorch's profiler if it runs, and as an NVTX range if COMPCOLL_NVTX is set."""
     profiler = sys.modules.get(_PROFILER)

@@ -33,6 +33,7 @@ from ...errors import (
     UnsupportedDevice,
     UnsupportedDType,
 )
+from ...execute import observation
 from ...feedback import ErrorFeedback
 from ...host.device import HostDevice
 from ...plan.cost import Profile
@@ -233,7 +234,8 @@ def _measure(group: dist.ProcessGroup, device: torch.device, seconds: float) -> 
     transport = _transport(group, device, seconds)
 
     def quick_profile() -> Profile:
-        return _tune(Communicator(transport, timeout=seconds), transport, quick=True).profile
+        with observation.silent():
+            return _tune(Communicator(transport, timeout=seconds), transport, quick=True).profile
 
     remember(transport, HostDevice().name, quick_profile)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fakes.loopback import World, normals
+from logs import logged
 from oracles import collectives as oracles
 from promises import DIFFERENCES, FLAT
 
@@ -396,7 +398,9 @@ def check_auto_goes_by_what_links_carry() -> None:
     group, named = dist.new_group(), os.environ.pop("COMPCOLL_PROFILE")
     try:
         x = torch.full((1 << 16,), float(rank))
-        compcoll.torch.all_reduce(x, group=group, codec="zfp", rate=8)
+        with logged(logging.INFO) as lines:
+            compcoll.torch.all_reduce(x, group=group, codec="zfp", rate=8)
+        assert len(lines) == (rank == 0), lines  # nothing of the measurement's own calls
         told = f"{member_of(group, CPU).communicator.explain(x.numpy(), codec='zfp', rate=8)}"
         assert "profile: quick profile" in told, told
         assert torch.allclose(x, torch.full_like(x, sum(range(size))), atol=0.1)
