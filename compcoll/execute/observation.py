@@ -60,11 +60,11 @@ def refresh() -> None:
 @contextmanager
 def silent() -> Iterator[None]:
     """Log no calls in a block, in which the library measures by calls of its own."""
-    _log.disabled = True
+    before, _log.disabled = _log.disabled, True
     try:
         yield
     finally:
-        _log.disabled = False
+        _log.disabled = before
 
 
 @contextmanager
