@@ -189,19 +189,24 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def _options_of_all() -> dict[str, set[str]]:
+    """Return the names of the options of each codec."""
+    found: dict[str, set[str]] = {}
+    for name, cls in codec_classes().items():
+        if is_dataclass(cls):
+            found[name] = {field.name for field in fields(cls)}
+    return found
+
+
 def _owners(option: str) -> str:
     """Return which codecs have an option, for an error message; empty if none has it."""
-    names: list[str] = []
-    for name, cls in codec_classes().items():
-        if is_dataclass(cls) and option in {field.name for field in fields(cls)}:
-            names.append(name)
-    return f" (an option of {', '.join(sorted(names))})" if names else ""
+    names = sorted(name for name, options in _options_of_all().items() if option in options)
+    return f" (an option of {', '.join(names)})" if names else ""
 
 
 def _without_codec(options: Sequence[str], argument: str) -> str:
     """Return the error message for options without a codec: the codec is missing, or an option is misspelt."""
-    classes = filter(is_dataclass, codec_classes().values())
-    known = {field.name for cls in classes for field in fields(cls)}
+    known = set[str]().union(*_options_of_all().values())
     for option in options:
         if option not in known:
             return f"{option!r} is neither an argument nor an option of any codec{meant(option, (argument, *known))}"
