@@ -400,7 +400,7 @@ def check_auto_goes_by_what_links_carry() -> None:
         x = torch.full((1 << 16,), float(rank))
         with logged(logging.INFO) as lines:
             compcoll.torch.all_reduce(x, group=group, codec="zfp", rate=8)
-        assert len(lines) == (rank == 0), lines  # nothing of the measurement's own calls
+        assert len(lines) <= (rank == 0), lines  # nothing of the measurement's own calls; none if the group sums
         told = f"{member_of(group, CPU).communicator.explain(x.numpy(), codec='zfp', rate=8)}"
         assert "profile: quick profile" in told, told
         assert torch.allclose(x, torch.full_like(x, sum(range(size))), atol=0.1)
