@@ -98,8 +98,8 @@ def compress(
         parameter names, such as ``{"*.mlp.*": "mx:format=mxfp4", "*": "int8"}``: the first pattern that fits a
         parameter's name decides. A parameter that no pattern fits stays exact.
     feedback : bool or callable
-        Whether to add each step's residual to the next step's gradients. Each compressed parameter needs as much memory
-        as its gradient. A callable makes a feedback other than the codec's default, such as
+        Whether to add each step's residual to the next step's gradients. The residuals need 4 bytes for each compressed
+        element (float64: 8). A callable makes a feedback other than the codec's default, such as
         ``partial(compcoll.sparse.DGCFeedback, 0.9)``. It is called for each parameter, or bucket (see ``selection``).
     exclude : iterable of str, or callable
         Gradients that stay exact: kinds (default: ``"embeddings"``, ``"norms"``, ``"biases"``) and patterns of
