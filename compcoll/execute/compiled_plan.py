@@ -146,6 +146,8 @@ class CompiledPlan:
         Returns the generator that runs a call if no operation does.
     operation : Operation or None
         The C++ object that runs every call of the plan after its handshake; None if there is none.
+    new_operation : callable or None
+        Returns an operation for a slot, if calls in several slots may run at the same time; None: ``operation``.
     compiles : bool
         Whether a program runs the calls: an operation that is compiled for each slot on first use.
     unblocked : CompiledPlan or None
@@ -161,6 +163,7 @@ class CompiledPlan:
     plan: Plan
     steps: Callable[[Plan, Buffers, Run], Steps]
     operation: Operation | None = None
+    new_operation: Callable[[], Operation] | None = None
     compiles: bool = False
     unblocked: CompiledPlan | None = None
     timeout: float | None = None
@@ -172,6 +175,11 @@ class CompiledPlan:
     def of_operation(cls, plan: Plan, operation: Operation) -> CompiledPlan:
         """Return the compiled plan of calls that one operation runs."""
         return cls(plan, lambda _, buffers, run: driven(operation, buffers, run), operation)
+
+    @classmethod
+    def of_operations(cls, plan: Plan, new: Callable[[], Operation]) -> CompiledPlan:
+        """Return the compiled plan of calls that an operation for each slot runs."""
+        return cls(plan, lambda _, buffers, run: driven(new(), buffers, run), new_operation=new)
 
     @property
     def piggyback(self) -> PiggybackReduction | None:

@@ -29,7 +29,7 @@ from .compiled_plan import Asked, Buffers, CompiledPlan, Run, feedback_refused, 
 from .handshake import places
 from .planned_steps import PlannedSteps, Ranks
 
-_MOST_PLANS = 4096
+_MOST_PLANS = 2048
 
 
 Checked = tuple[CompiledPlan, Buffers]
@@ -332,7 +332,7 @@ class Collectives(PlannedSteps):
         if plan.algorithm == choose.NATIVE and call.op != NO_REDUCTION:
             return self._by_mpi(plan, has_timeout=has_timeout)
         if plan.algorithm == choose.NATIVE and call.rows is None:
-            return CompiledPlan.of_operation(plan, Started(self._started_by_mpi(call)))
+            return CompiledPlan.of_operations(plan, partial(Started, self._started_by_mpi(call)))
         fixed = call.rows is None and plan.coders is not None and isinstance(plan.coders.coder, HostCoder)
         return CompiledPlan(plan, self._steps_of[call.collective], compiles=fixed)
 

@@ -23,7 +23,8 @@ from .compiled_plan import Buffers, CompiledPlan, Run
 from .handshake import Handshake
 from .slots import Slot
 
-_MOST_KEPT = 1 << 15  # calls plus messages, each of 1 to 2 KiB
+_MOST_CALLS = 2048  # of about 3 KiB
+_MOST_MESSAGES = 1 << 15  # of 1 to 2 KiB
 
 _Key = tuple[CompiledPlan, Slot, int, bool]
 """A plan, a slot, this rank's level in the handshake, and whether there is feedback."""
@@ -135,11 +136,13 @@ class Programs:
 
     def _compile(self, key: _Key) -> Compiled:
         plan, slot, level, feedback = key
-        operation: Operation | None = None if level == ON_GPU else plan.operation
+        operation: Operation | None = None
+        if level != ON_GPU:
+            operation = plan.operation if plan.new_operation is None else plan.new_operation()
         messages: list[Persistent] = []
         if plan.compiles:
             operation, messages = self._rehearse(plan, slot, feedback)
-        while len(self._kept) + self._messages + len(messages) >= _MOST_KEPT:
+        while len(self._kept) >= _MOST_CALLS or self._messages + len(messages) > _MOST_MESSAGES:
             # In a slot in use, the program may be running, or about to.
             oldest = next((each for each in self._kept if each[1].free), None)
             if oldest is None:

@@ -159,7 +159,7 @@ def launch(case: Case, path: Path, turn: int, seconds: float, *, quick: bool = F
 def words(case: Case, path: Path, turn: int = 0, *, quick: bool = False) -> list[str]:
     """Return the words of a case's command, with the Python and the file to use."""
     given = case.command if "{json}" in case.command else f"{case.command} --json {{json}}"
-    found = shlex.split(given.replace("{json}", str(path)).replace("{launch}", str(turn)))
+    found = shlex.split(given.replace("{json}", shlex.quote(str(path))).replace("{launch}", str(turn)))
     while "=" in found[0]:
         del found[0]  # MPI=…, which selects the environment in `_python`
     python = str(_python(case))

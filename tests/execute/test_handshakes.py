@@ -158,10 +158,12 @@ def test_ranks_of_a_node_begin_far_apart(ranks: int) -> None:
             assert apart == [(begin + step) % (ranks - 1) for step in range(ranks - 1)]
 
 
-def test_programs_are_kept_up_to_a_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("calls", "messages"), [(5, 1000), (1000, 40)])
+def test_programs_are_kept_up_to_a_number(calls: int, messages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest, and as many as docs/architecture.md says; older ones are made again when they are needed."""
-    assert programs._MOST_KEPT == 32768
-    monkeypatch.setattr(programs, "_MOST_KEPT", 40)
+    assert (programs._MOST_CALLS, programs._MOST_MESSAGES) == (2048, 32768)
+    monkeypatch.setattr(programs, "_MOST_CALLS", calls)
+    monkeypatch.setattr(programs, "_MOST_MESSAGES", messages)
     world = World(2, timeout=30)
     for again in range(3):
         for n in range(100, 112):
@@ -171,7 +173,8 @@ def test_programs_are_kept_up_to_a_number_of_messages(monkeypatch: pytest.Monkey
                     np.testing.assert_allclose(result, exact_sum(inputs), atol=0.1)
             for comm in world.comms:
                 kept = comm._programs
-                assert kept._messages == sum(len(each.messages) for each in kept._kept.values()) <= 40 - len(kept._kept)
+                assert kept._messages == sum(len(each.messages) for each in kept._kept.values()) <= messages
+                assert len(kept._kept) <= calls
     newest = list(world.comms[0]._programs._kept)
     assert len(newest) > 2 and newest[-1][0].plan.call.n == 111
 

@@ -19,6 +19,7 @@ from promises import (
     ALGORITHMS,
     CODECS,
     DIFFERENCES,
+    RECORDS,
     Case,
     algorithms_of,
     check_codec,
@@ -31,6 +32,7 @@ from promises import (
 import compcoll
 from compcoll import ZFP, Communicator, ErrorFeedback, IntSum, MinMax, Sign
 from compcoll.codecs.base import UPDATING
+from compcoll.transports.mpi import MPITransport
 
 
 def normals(comm: MPI.Intracomm, n: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -468,6 +470,48 @@ def check_several_of_mpis_own_in_flight(comm: MPI.Intracomm) -> None:
             assert results[9].tolist() == [sum(range(p))] * 3 and results[10][:, 0].tolist() == list(range(p))
         else:
             assert results[9] is results[10] is None
+    communicator.free()
+
+
+class Late:
+    """A request of MPI's that is seen to end late."""
+
+    def __init__(self, request: Any) -> None:
+        self.request, self.looks = request, 0
+
+    def Test(self) -> bool:
+        self.looks += 1
+        return self.looks > 20 and self.request.Test()
+
+
+class LateMPI(MPITransport):
+    """MPI whose own nonblocking collectives end late."""
+
+
+for _name in [name for name in dir(MPITransport) if name.startswith("i") and name[1:] in RECORDS["native"].collectives]:
+
+    def _late(self: LateMPI, *args: Any, _name: str = _name, **options: Any) -> Late:
+        return Late(getattr(super(LateMPI, self), _name)(*args, **options))
+
+    setattr(LateMPI, _name, _late)
+
+
+def check_equal_calls_in_flight(comm: MPI.Intracomm) -> None:
+    """By every algorithm, of every collective: more of them than there are slots, waited for in the reverse order."""
+    communicator, last, n = Communicator(LateMPI(comm), timeout=50), comm.size - 1, 12 * comm.size
+    for collective in RECORDS["native"].collectives:
+        given = oracles.arguments(collective, n, comm.size, comm.rank, last)
+        for algorithm in ("native", *algorithms_of(collective)):
+            everybody = [
+                [np.arange(n, dtype=np.float32) + 100 * rank + call for rank in range(comm.size)] for call in range(6)
+            ]
+            start = partial(getattr(communicator, f"i{collective}"), algorithm=algorithm, codec=None, **given)
+            requests = [start(inputs[comm.rank]) for inputs in everybody]
+            for inputs, request in reversed(list(zip(everybody, requests, strict=True))):
+                result, expected = request.wait(), oracles.expected(collective, inputs, comm.rank, last)
+                assert (result is None) == (expected is None), (collective, algorithm)
+                if expected is not None:
+                    np.testing.assert_array_equal(result, expected, f"{collective} by {algorithm}")
     communicator.free()
 
 
