@@ -70,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not options.report:
         end = time.monotonic() + 60 * options.minutes
         failed = Measurement(page, record, options.quick, end).run(chosen)
-    missed = page.write(record)
+    missed = page.write(page.record())  # of rounded figures, as `--report` writes it
     for name, why in failed.items():
         print(f"{page.name}: {name} could not be measured: {why}", file=sys.stderr)
     return 1 if failed or missed else 0
