@@ -106,14 +106,19 @@ def log_first_call(
         return
     if not compiled.logged:
         compiled.logged = True
-        if _log.isEnabledFor(logging.INFO):
-            _log.info("%s", running(compiled).summary)
+        log_plan(rank, running(compiled))
     if not (feedback or compiled.checked):
         compiled.checked = True
         if (plan := running(compiled)).loses_much:
             text, at = advice.warning(plan), caller()
             registry = at.f_globals.setdefault("__warningregistry__", {})
             warnings.warn_explicit(text, AccuracyWarning, at.f_code.co_filename, at.f_lineno, registry=registry)
+
+
+def log_plan(rank: int, plan: Plan) -> None:
+    """Log what a plan does. Only rank 0 logs."""
+    if rank == 0 and _log.isEnabledFor(logging.INFO):
+        _log.info("%s", plan.summary)
 
 
 def log_end(rank: int, stats: Stats) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 from weakref import ref
@@ -13,6 +14,7 @@ from torch import Tensor
 from ...codecs.base import Codec
 from ...codecs.registry import as_codec
 from ...errors import InvalidArgument, InvalidBuffer
+from ...execute import observation
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...plan.plan import Plan
@@ -152,6 +154,8 @@ def _decide(
             decision = decision._replace(by_group=Stats("allreduce", None, choose.NATIVE, nbytes_of(memory)))
         if key is not None and (memory.is_cpu or member.gpu_transport_known) and len(member.decided) < _MOST_KEPT:
             member.decided[key] = decision
+            if decision.by_group is not None:
+                observation.log_plan(member.communicator.rank, replace(plan, algorithm=choose.NATIVE, codec=None))
     return member, decision
 
 

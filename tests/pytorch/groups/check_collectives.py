@@ -400,7 +400,7 @@ def check_auto_goes_by_what_links_carry() -> None:
         x = torch.full((1 << 16,), float(rank))
         with logged(logging.INFO) as lines:
             compcoll.torch.all_reduce(x, group=group, codec="zfp", rate=8)
-        assert len(lines) <= (rank == 0), lines  # nothing of the measurement's own calls; none if the group sums
+        assert len(lines) == (rank == 0), lines  # nothing of the measurement's own calls
         told = f"{member_of(group, CPU).communicator.explain(x.numpy(), codec='zfp', rate=8)}"
         assert "profile: quick profile" in told, told
         assert torch.allclose(x, torch.full_like(x, sum(range(size))), atol=0.1)
@@ -426,13 +426,19 @@ def check_the_groups_own_all_reduce_is_taken_where_it_is_faster() -> None:
     values = torch.full((1000,), float(rank + 1))
     explain = member.communicator.explain
     member.communicator.explain = lambda *args, **more: explain(*args, **{**more, "codec": None, "algorithm": "native"})
-    for op, expected in 2 * (("sum", size * (size + 1) / 2), ("avg", (size + 1) / 2)):  # and again, when it is known
-        for async_op, learnt in itertools.product((False, True), repeat=2):
-            x = values.clone().requires_grad_(learnt)
-            work = compcoll.torch.all_reduce(x, op, group, async_op, codec="zfp")
-            if work is not None:
-                work.wait()
-            torch.testing.assert_close(x.detach(), torch.full_like(values, expected))
+    with logged(logging.INFO) as lines:
+        for op, expected in 2 * (
+            ("sum", size * (size + 1) / 2),
+            ("avg", (size + 1) / 2),
+        ):  # and again, when it is known
+            for async_op, learnt in itertools.product((False, True), repeat=2):
+                x = values.clone().requires_grad_(learnt)
+                work = compcoll.torch.all_reduce(x, op, group, async_op, codec="zfp")
+                if work is not None:
+                    work.wait()
+                torch.testing.assert_close(x.detach(), torch.full_like(values, expected))
+    told = [line.getMessage() for line in lines]
+    assert len(told) == (2 if rank == 0 else 0) and all("native" in line for line in told), told
     stats = compcoll.torch.stats(group)
     assert stats is not None and (stats.algorithm, stats.codec) == ("native", None)
     assert sorted((each.by_group is not None, each.operation.name) for each in member.decided.values()) == [
