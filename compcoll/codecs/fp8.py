@@ -18,7 +18,7 @@ class FP8(Codec):
     """Round values to an 8-bit floating-point format, after dividing a block by a power of two for its largest value.
 
     With e4m3, magnitudes within 2**14 of the block's largest keep 4 significant bits; with e5m2, magnitudes within
-    2**29 keep 3. Smaller values have errors of up to 2**-18 and 2**-32 of the largest.
+    2**29 keep 3. Smaller values have errors of up to 2**-17 and 2**-31 of the largest.
 
     The wire of a block is the exponent of its largest magnitude, 16 bits, then a byte for each value. Blocks that
     hold NaN or Inf decode to NaN; blocks whose values are all below 2**-80 (float64: 2**-900) decode to 0.
