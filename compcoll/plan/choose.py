@@ -23,7 +23,7 @@ from ..pending import Steps
 from .accuracy import candidates, relative_error
 from .call import SUMS, Call, Setting
 from .cost import WireFormat, predict, raw
-from .gpu_profiles import COPY_PER_BYTE, MEASURED
+from .gpu_profiles import COPY_PER_BYTE
 from .wire_formats import segment_nbytes, wire_format
 
 AUTO = "auto"
@@ -186,11 +186,7 @@ def _codecs(call: Call, setting: Setting) -> list[Codec]:
     if not call.movable or call.dtype not in DTYPES:
         return []
     found = candidates(setting.device, call.dtype, setting.world.size)
-    return [
-        codec
-        for codec in found
-        if (call.collective == "allreduce" or not codec.additive) and (codec.name in MEASURED or not setting.gpus)
-    ]
+    return [codec for codec in found if call.collective == "allreduce" or not codec.additive]
 
 
 class _Known(NamedTuple):

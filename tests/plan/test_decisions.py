@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from promises import ENCODED
 
-from compcoll import MX, ZFP, Codec, Int8, IntSum, MinMax, Sign
+from compcoll import ZFP, Codec, Int8, IntSum, MinMax, Sign
 from compcoll.codecs import ALL
 from compcoll.errors import InvalidArgument, InvalidBuffer
 from compcoll.host.device import HostDevice
@@ -176,19 +176,10 @@ def test_wires_that_gpus_read_from_each_other_cost_what_they_do_there() -> None:
     assert "shared memory: here" in str(plan) and "NVLink" not in str(make_plan(allreduce(1 << 26), staged))
 
 
-def test_codec_auto_on_gpus_takes_codecs_whose_kernels_were_timed_there() -> None:
-    """A new codec is estimated until it is in `MEASURED`; the source of a plan's figures lists the estimated ones."""
+def test_profiles_of_gpus_list_the_codecs_whose_kernels_were_not_timed() -> None:
+    """A new codec is estimated until it is in `MEASURED`."""
     assert set(ESTIMATED) == {"delta", "intsum", "mx", "sign", "szp"}
     assert MEASURED | set(ESTIMATED) == {cls.name for cls in ALL if cls.speeds}
-    call, place = allreduce(1 << 26, tolerance=0.1), setting(4, 4, shared=True)
-    on_gpus, on_hosts = (
-        {found.codec.name for found in choose.options(call, where) if found.codec is not None}
-        for where in (place._replace(gpus=True), place)
-    )
-    assert on_gpus == on_hosts & MEASURED
-    assert on_hosts - MEASURED == {"intsum", "mx"}
-    named = {found.codec for found in choose.options(allreduce(1 << 26, MX()), place._replace(gpus=True))}
-    assert MX() in named, "a codec that a program asks for may run"
     for profile in (by_nccl(DEFAULTS), by_the_host(DEFAULTS)):
         assert "delta, intsum, mx, sign, szp estimated" in profile.source
 
