@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from promises import ENCODED
 
-from compcoll import ZFP, Codec, Int8, IntSum, MinMax, Sign
+from compcoll import MX, ZFP, Codec, Int8, IntSum, MinMax, Sign
 from compcoll.codecs import ALL
 from compcoll.errors import InvalidArgument, InvalidBuffer
 from compcoll.host.device import HostDevice
@@ -180,6 +180,9 @@ def test_profiles_of_gpus_list_the_codecs_whose_kernels_were_not_timed() -> None
     """A new codec is estimated until it is in `MEASURED`."""
     assert set(ESTIMATED) == {"delta", "intsum", "mx", "sign", "szp"}
     assert MEASURED | set(ESTIMATED) == {cls.name for cls in ALL if cls.speeds}
+    place = setting(4, 4, shared=True)._replace(gpus=True)
+    named = {found.codec for found in choose.options(allreduce(1 << 26, MX()), place)}
+    assert MX() in named, "a codec that a program asks for may run"
     for profile in (by_nccl(DEFAULTS), by_the_host(DEFAULTS)):
         assert "delta, intsum, mx, sign, szp estimated" in profile.source
 

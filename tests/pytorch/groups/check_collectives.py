@@ -426,11 +426,9 @@ def check_the_groups_own_all_reduce_is_taken_where_it_is_faster() -> None:
     values = torch.full((1000,), float(rank + 1))
     explain = member.communicator.explain
     member.communicator.explain = lambda *args, **more: explain(*args, **{**more, "codec": None, "algorithm": "native"})
+    results = (("sum", size * (size + 1) / 2), ("avg", (size + 1) / 2))
     with logged(logging.INFO) as lines:
-        for op, expected in 2 * (
-            ("sum", size * (size + 1) / 2),
-            ("avg", (size + 1) / 2),
-        ):  # and again, when it is known
+        for op, expected in 2 * results:  # and again, when it is known
             for async_op, learnt in itertools.product((False, True), repeat=2):
                 x = values.clone().requires_grad_(learnt)
                 work = compcoll.torch.all_reduce(x, op, group, async_op, codec="zfp")
